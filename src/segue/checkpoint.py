@@ -1,0 +1,453 @@
+"""Checkpoints: safetensors and JSON, written atomically, verified on load; no pickle.
+
+runs/mine/latest                     which folder counts, replaced in one stroke
+runs/mine/00000300-5f0c.../          one checkpoint; its name carries the hash of its manifest
+    manifest.json                    the hash of each file
+    state.json, tensors.safetensors
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from segue import surgery
+from segue.errors import CheckpointError, SegueWarning
+from segue.handover import Handover, replace_
+from segue.plan import Plan, unsaved
+from segue.sites import select
+
+FORMAT = 1
+
+
+def save(
+    target: Handover | nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    optimizer: Optimizer | None = None,
+    lr_scheduler: Any = None,
+    keep: int = 2,
+) -> Path:
+    """Save a running handover, or a finalized model, and return the folder of this checkpoint.
+
+    A handover is saved without its teachers: students, plan, step and random states, and whatever of the backbone trains.
+    A finalized model is saved whole. The `keep` newest checkpoints stay; in a distributed run rank 0 writes.
+    """
+    state, tensors = _handover_state(target) if isinstance(target, Handover) else _model_state(target)
+    bag = _TensorBag(tensors)
+    if optimizer is not None:
+        state["optimizer"] = bag.pack(optimizer.state_dict(), "optimizer")
+    if lr_scheduler is not None:
+        state["lr_scheduler"] = bag.pack(lr_scheduler.state_dict(), "lr_scheduler")
+    if isinstance(target, Handover):
+        state["random"] = bag.pack(_random_states(), "random")
+    if missing := unsaved(state["segue"]["plan"]):
+        warnings.warn(
+            f"the plan's {', '.join(missing)} cannot be saved by name; give it again to segue.load_(...).",
+            SegueWarning,
+            stacklevel=2,
+        )
+    return _write(Path(folder), state, bag.tensors, keep)
+
+
+def load_(
+    target: Handover | nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    optimizer: Optimizer | None = None,
+    lr_scheduler: Any = None,
+    **given: Any,
+) -> Any:
+    """Continue from a checkpoint, in place.
+
+    Given a plain model, rebuild what was saved in it: returns the running Handover, or the finalized model. Given the Handover
+    of a new process, set it to the saved step, with its optimizer and learning-rate scheduler; returns it. `given` supplies
+    parts of the plan that could not be saved (`student=my_factory`).
+    """
+    folder, state, tensors = _read(Path(folder))
+    if isinstance(target, Handover):
+        _require_kind(state, "handover", folder)
+        _restore(target, state, tensors, optimizer, lr_scheduler)
+        return target
+    surgery.refuse_wrapped(target)
+    plan = Plan.from_dict(state["segue"]["plan"], **given)
+    if state["kind"] == "model":
+        return _rebuild(target, plan, state, tensors)
+    if optimizer is not None or lr_scheduler is not None:
+        raise CheckpointError(
+            "an optimizer was given together with a plain model.",
+            "It cannot hold the students, which this call is about to make.",
+            "first handover = segue.load_(model, folder); then build the optimizer from handover.parameters() and call "
+            "segue.load_(handover, folder, optimizer=optimizer).",
+        )
+    _check_teachers(target, state, folder)
+    handover = replace_(target, plan, total_steps=state["segue"]["total_steps"])
+    try:
+        _restore(handover, state, tensors, None, None)
+    except BaseException:
+        handover.cancel_()
+        raise
+    return handover
+
+
+# What is saved
+
+
+def _handover_state(handover: Handover) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    tensors = {
+        f"students/{name}/{key}": value
+        for name, seam in handover.seams.items()
+        for key, value in _tensor_state(seam.student).items()
+    }
+    tensors |= {f"backbone/{name}": value for name, value in handover.backbone_that_changes().items()}
+    schedule_state = getattr(handover.plan.schedule, "state_dict", None)
+    state = {
+        "kind": "handover",
+        "segue": handover.describe(),
+        "backbone": _backbone_hash(handover),
+        "schedule": schedule_state() if schedule_state is not None else None,
+    }
+    return state, tensors
+
+
+def _model_state(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    surgery.refuse_wrapped(model)
+    record = getattr(model, "segue", None)
+    if not isinstance(record, dict):
+        raise CheckpointError(
+            f"{type(model).__name__} was to be saved as a finalized model.",
+            "It carries no record of a replacement.",
+            "save the handover while it runs, or the model after handover.finalize_().",
+        )
+    return {"kind": "model", "segue": record}, {f"model/{key}": value for key, value in _tensor_state(model).items()}
+
+
+def _tensor_state(module: nn.Module) -> dict[str, Tensor]:
+    state = module.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"{type(module).__name__} was to be saved as tensors.",
+                f"Its state {name!r} is a {type(value).__name__}.",
+                "keep extra state in tensors (register_buffer).",
+            )
+    return state
+
+
+def _backbone_hash(handover: Handover) -> str | None:
+    """Hash what stays frozen around the sites, so that students never continue inside another model."""
+    if handover.plan.train == "all":
+        return None
+    if handover.backbone_hash is None:
+        handover.backbone_hash = surgery.fingerprint(handover.frozen_backbone())
+    return handover.backbone_hash
+
+
+def _random_states() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    states: dict[str, Any] = {"python": [version, list(words), gauss], "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        name, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
+        states["numpy"] = [name, keys.tolist(), position, has_gauss, cached]
+    return states
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states["cuda"])
+    if "numpy" in states and "numpy" in sys.modules:
+        numpy = sys.modules["numpy"]
+        name, keys, *rest = states["numpy"]
+        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
+
+
+# What is restored
+
+
+def _restore(
+    handover: Handover, state: dict[str, Any], tensors: dict[str, Tensor], optimizer: Optimizer | None, lr_scheduler: Any
+) -> None:
+    _check_hashes(handover.teacher_hashes, state["segue"]["teachers"])
+    if state["backbone"] is not None and _backbone_hash(handover) != state["backbone"]:
+        raise CheckpointError(
+            f"a checkpoint was to be continued in {type(handover.model).__name__}.",
+            "The weights around the sites differ from those it was trained with.",
+            "load the same pretrained model first. Nothing was changed.",
+        )
+    targets = {f"students/{name}/{k}": v for name, s in handover.seams.items() for k, v in _tensor_state(s.student).items()}
+    targets |= {f"backbone/{name}": value for name, value in handover.backbone_that_changes().items()}
+    stored = {k: v for k, v in tensors.items() if k.startswith(("students/", "backbone/"))}
+    _require_alike(targets, stored)
+    for what, part in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
+        if part is not None and what not in state:
+            raise CheckpointError(
+                f"the state of the {what} was to be restored.",
+                "The checkpoint holds none.",
+                f"save it too: segue.save(handover, folder, {what}={what}). Nothing was changed.",
+            )
+    _copy(targets, stored)
+    bag = _TensorBag(tensors)
+    if optimizer is not None:
+        optimizer.load_state_dict(bag.unpack(state["optimizer"]))
+    if lr_scheduler is not None:
+        lr_scheduler.load_state_dict(bag.unpack(state["lr_scheduler"]))
+    if state["schedule"] is not None:
+        handover.plan.schedule.load_state_dict(state["schedule"])  # type: ignore[attr-defined]
+    if handover.total_steps is None and state["segue"]["total_steps"] is not None:
+        handover.total_steps = state["segue"]["total_steps"]
+    handover.go_to(state["segue"]["step"])
+    _set_random_states(bag.unpack(state["random"]))
+
+
+def _rebuild(model: nn.Module, plan: Plan, state: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+    """Put students into a fresh model of the same architecture and load every weight."""
+    sites = select(model, plan.sites)
+    students = surgery.build_students(model, plan, sites)
+    teachers = {site: model.get_submodule(site.name) for site in sites}
+    stored = {key.removeprefix("model/"): value for key, value in tensors.items()}
+    with surgery.in_place_of_seams(model, {site: students[site.name] for site in sites}):
+        targets = _tensor_state(model)
+        _require_alike(targets, stored)
+        _copy(targets, stored)
+    for site, teacher in teachers.items():
+        students[site.name].train(teacher.training)
+        for name in site.names:
+            surgery.put(model, name, students[site.name])
+    model.segue = state["segue"]
+    return model
+
+
+def _check_teachers(model: nn.Module, state: dict[str, Any], folder: Path) -> None:
+    names = list(state["segue"]["teachers"])
+    select(model, names)
+    hashes = {name: surgery.fingerprint(model.get_submodule(name).state_dict()) for name in names}
+    _check_hashes(hashes, state["segue"]["teachers"])
+
+
+def _check_hashes(found: dict[str, str], saved: dict[str, str]) -> None:
+    different = [name for name in saved if found.get(name) != saved[name]] + [name for name in found if name not in saved]
+    if different:
+        raise CheckpointError(
+            "a checkpoint was to be continued in this model.",
+            f"The teachers at {len(different)} sites differ from those it was trained with ({different[0]!r} first).",
+            "load the same pretrained weights and use the same sites. Nothing was changed.",
+        )
+
+
+def _require_alike(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
+    for name in sorted({*targets, *stored}):
+        ours = tuple(targets[name].shape) if name in targets else "nothing"
+        theirs = tuple(stored[name].shape) if name in stored else "nothing"
+        if ours != theirs:
+            raise CheckpointError(
+                f"the tensor {name.partition('/')[2] or name!r} was to be restored.",
+                f"The model has {ours} there, the checkpoint {theirs}.",
+                "build the same model with the same plan first. Nothing was changed.",
+            )
+
+
+def _copy(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(_like(stored[name], target))
+
+
+def _like(value: Tensor, target: Tensor) -> Tensor:
+    """Shard a whole tensor as its target is sharded."""
+    if not hasattr(target, "full_tensor"):
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(target, DTensor)
+    return distribute_tensor(value.to(target.device), target.device_mesh, target.placements)
+
+
+# Files
+
+
+class _TensorBag:
+    """Take the tensors out of nested plain data, and put them back."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def pack(self, value: Any, at: str) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Tensor):
+            self.tensors[at] = value
+            return {"tensor": at}
+        if isinstance(value, dict):
+            return {"dict": [[self.pack(k, at), self.pack(v, f"{at}/{k}")] for k, v in value.items()]}
+        if isinstance(value, tuple | list):
+            items = [self.pack(item, f"{at}/{i}") for i, item in enumerate(value)]
+            return {"tuple" if isinstance(value, tuple) else "list": items}
+        raise CheckpointError(
+            f"{at} was to be saved as plain data.",
+            f"It is a {type(value).__name__}.",
+            "keep numbers, strings and tensors in the state; leave this part out and rebuild it yourself.",
+        )
+
+    def unpack(self, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        ((kind, content),) = data.items()
+        if kind == "tensor":
+            return self.tensors[content].clone()
+        if kind == "dict":
+            return {self.unpack(key): self.unpack(value) for key, value in content}
+        items = [self.unpack(item) for item in content]
+        return tuple(items) if kind == "tuple" else items
+
+
+def _write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
+    from safetensors.torch import save_file  # imported late: `import segue` stays quick
+
+    unique, aliases = _without_aliases({name: surgery.full(value) for name, value in tensors.items()})
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and torch.distributed.get_rank() != 0:
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
+    try:
+        save_file(unique, draft / "tensors.safetensors")
+        text = json.dumps({"format": FORMAT, **state, "aliases": aliases})
+        (draft / "state.json").write_text(text, encoding="utf-8")
+        files = {name: _hash_file(draft / name) for name in ("state.json", "tensors.safetensors")}
+        manifest = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
+        (draft / "manifest.json").write_bytes(manifest)
+        for file in draft.iterdir():
+            _flush(file)
+        name = f"{state['segue']['step']:08d}-{hashlib.sha256(manifest).hexdigest()[:16]}"
+        if (folder / name).exists():
+            shutil.rmtree(folder / name)
+        os.replace(draft, folder / name)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    pointer = folder / ".latest-new"
+    pointer.write_text(name, encoding="utf-8")
+    _flush(pointer)
+    os.replace(pointer, folder / "latest")
+    _flush(folder)
+    _forget_old(folder, name, keep)
+    return folder / name
+
+
+def _without_aliases(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Keep one of the tensors that share memory (tied weights); safetensors holds each once."""
+    unique: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[Any, str] = {}
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if tensor.numel() and key in seen:
+            aliases[name] = seen[key]
+            continue
+        seen[key] = name
+        unique[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    return unique, aliases
+
+
+def _read(folder: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
+    from safetensors.torch import load_file
+
+    folder = _resolve(folder)
+    if reason := _damage(folder):
+        raise _damaged(folder, reason)
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    if state.get("format") != FORMAT:
+        raise CheckpointError(
+            f"the checkpoint {folder} was to be read.",
+            f"It has format {state.get('format')!r}, this version of Segue reads {FORMAT}.",
+            "read it with the version that wrote it.",
+        )
+    tensors = load_file(folder / "tensors.safetensors")
+    tensors |= {name: tensors[original] for name, original in state["aliases"].items()}
+    return folder, state, tensors
+
+
+def _resolve(folder: Path) -> Path:
+    if (folder / "manifest.json").exists():
+        return folder
+    pointer = folder / "latest"
+    if not pointer.exists():
+        raise CheckpointError(
+            f"a checkpoint was to be read from {folder}.",
+            "There is none." if folder.exists() else "There is no such folder.",
+            "give the folder that segue.save wrote to.",
+        )
+    return folder / Path(pointer.read_text(encoding="utf-8").strip()).name
+
+
+def _damage(folder: Path) -> str | None:
+    """Say what is wrong with a checkpoint, or None."""
+    manifest = folder / "manifest.json"
+    if not manifest.exists():
+        return "its manifest is missing"
+    content = manifest.read_bytes()
+    if hashlib.sha256(content).hexdigest()[:16] != folder.name.rpartition("-")[2]:
+        return "its manifest does not match the folder's name"
+    for name, digest in json.loads(content)["files"].items():
+        file = folder / Path(name).name
+        if not file.exists():
+            return f"{name} is missing"
+        if _hash_file(file) != digest:
+            return f"{name} does not match its checksum"
+    return None
+
+
+def _damaged(folder: Path, reason: str) -> CheckpointError:
+    others = sorted((other for other in folder.parent.glob("*-*") if other != folder), reverse=True)
+    whole = next((other for other in others if other.is_dir() and _damage(other) is None), None)
+    hint = "there is no other checkpoint beside it." if whole is None else f"an earlier one is whole: {whole}."
+    return CheckpointError(f"the checkpoint {folder} was to be read.", f"It is damaged: {reason}.", hint)
+
+
+def _forget_old(folder: Path, newest: str, keep: int) -> None:
+    others = [p for p in folder.glob("[0-9]*-*") if p.is_dir() and p.name != newest]
+    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in others[max(0, keep - 1) :]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _hash_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _require_kind(state: dict[str, Any], kind: str, folder: Path) -> None:
+    if state["kind"] != kind:
+        raise CheckpointError(
+            f"{folder} was to be loaded into a running handover.",
+            "It holds a finalized model.",
+            "load it into a plain model: segue.load_(model, folder).",
+        )

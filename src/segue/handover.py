@@ -1,0 +1,480 @@
+"""The handover: the running process, and the object that drives it."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from segue import surgery
+from segue.auxiliary import AuxiliaryLosses
+from segue.errors import HandoverError, PlanError
+from segue.moment import Moment, closed_for_good, moment, progress_at
+from segue.plan import Plan
+from segue.seam import Seam, View, Watch
+from segue.similarity import Similarity, measure
+from segue.sites import Site, select
+from segue.verification import Verification, verify
+
+PATIENCE = 8  # optimizer steps without a handover.step() before we say that it is missing
+CLOSING_GROUPS = 4  # compiled code sees takeovers in about so many groups, far from torch's recompile limit
+
+
+def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, example: Any = None) -> Handover:
+    """Put students beside the teachers that a plan selects, and return the handover that drives them.
+
+    >>> from torch import nn
+    >>> import segue
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> segue.replace_(model, segue.Plan(sites="0"), total_steps=100)
+    Handover(Sequential, 1 site, step 0 of 100, alpha 1)
+
+    Everything is checked before the model is touched. `example` is one batch (a tensor, a tuple of arguments or a dict of
+    keyword arguments) on which each student is tried first; without it, students are checked on the first forward.
+    `total_steps` may be set later: `handover.total_steps = n`.
+    """
+    surgery.refuse_wrapped(model)
+    sites = select(model, plan.sites)
+    total = None if total_steps is None else _checked_total(total_steps)
+    snapshot = surgery.Snapshot(model)
+    try:
+        students = surgery.build_students(model, plan, sites)
+        if example is not None:
+            surgery.try_students(model, sites, students, example)
+        return Handover(model, plan, sites, students, total, snapshot)
+    except BaseException:
+        snapshot.restore(model)
+        raise
+
+
+class Handover:
+    """Drive a replacement: `step()` once per optimizer step, `finalize_()` at the end."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        sites: list[Site],
+        students: dict[str, nn.Module],
+        total_steps: int | None,
+        snapshot: surgery.Snapshot,
+    ) -> None:
+        self.model = model
+        self.plan = plan
+        self.sites = sites
+        self.steps_done = 0
+        self._total_steps = total_steps
+        self._snapshot = snapshot
+        self._ended: str | None = None
+        self.backbone_hash: str | None = None  # taken at the first save
+        self.refuses_unreached = plan.unreached == "error"
+        self._optimizer_steps = 0
+        self._optimizers_hold = {"students": False, "others": False}
+        self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        now = moment(plan, sites, 0, total_steps)  # asks the user's functions before anything changes
+        teachers = {site.name: model.get_submodule(site.name) for site in sites}
+        self.seams = {
+            name: Seam(teacher, students[name], site, teacher_gradient=plan.teacher_gradient)
+            for site, (name, teacher) in zip(sites, teachers.items(), strict=True)
+        }
+        self.teacher_hashes = {name: surgery.fingerprint(teacher.state_dict()) for name, teacher in teachers.items()}
+        self.auxiliary = AuxiliaryLosses(plan, self.seams, self._frozen_original())
+        self._install()
+        self._follow(now)
+
+    def _frozen_original(self) -> nn.Module | None:
+        """Copy the model where distillation needs it: a backbone that trains along is no longer the original."""
+        if self.plan.distill is None or self.plan.train == "students":
+            return None
+        return copy.deepcopy(self.model).eval().requires_grad_(False)
+
+    def _install(self) -> None:
+        for site in self.sites:
+            seam = self.seams[site.name]
+            assert seam.teacher is not None
+            seam.teacher.requires_grad_(False)
+            seam.student.requires_grad_(True)
+            seam.train(self.model.training)
+            for name in site.names:
+                surgery.put(self.model, name, seam)
+        if self.plan.train == "students":
+            for _, parameter in self._backbone(self.model.named_parameters()):
+                parameter.requires_grad_(False)
+        self._snapshot.keep_tensors(self.backbone_that_changes())
+        if pinned := self._pinned_modules():
+            self.model.train = surgery.PinnedModes(self.model, pinned)  # type: ignore[method-assign]
+            self.model.train(self.model.training)
+        self._handles: list[RemovableHandle] = [
+            self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            self.model.register_forward_hook(self._after_forward, with_kwargs=True),
+            _watch_optimizers(self),
+        ]
+
+    def _backbone(self, named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        inside = tuple(f"{name}." for site in self.sites for name in site.names)
+        return ((name, value) for name, value in named if not name.startswith(inside))
+
+    def backbone_that_changes(self) -> dict[str, Tensor]:
+        """Return what training changes outside the sites, by name; nothing while the backbone is frozen."""
+        state = self.model.state_dict(keep_vars=True)
+        if self.plan.train == "all":
+            return dict(self._backbone(iter(state.items())))
+        if self.plan.backbone == "train":
+            buffers = {name for name, _ in self.model.named_buffers()}
+            return {name: x for name, x in self._backbone(iter(state.items())) if name in buffers}
+        return {}
+
+    def frozen_backbone(self) -> dict[str, Tensor]:
+        """Return what stays as it was outside the sites, by name."""
+        changing = self.backbone_that_changes()
+        return {name: x for name, x in self._backbone(iter(self.model.state_dict().items())) if name not in changing}
+
+    def _pinned_modules(self) -> list[nn.Module]:
+        """Return the modules that stay in evaluation: all but the seams and what contains them."""
+        if self.plan.train == "all" or self.plan.backbone == "train":
+            return []
+        follow = {id(module) for seam in self.seams.values() for module in seam.modules()}
+        for site in self.sites:
+            for name in site.names:
+                parts = name.split(".")
+                follow |= {id(self.model.get_submodule(".".join(parts[:cut]))) for cut in range(len(parts))}
+        return [module for module in self.model.modules() if id(module) not in follow]
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many optimizer steps the whole run has; may be set late, and changed."""
+        return self._total_steps
+
+    @total_steps.setter
+    def total_steps(self, total: int) -> None:
+        self._require_running("set total_steps")
+        self._follow(moment(self.plan, self.sites, self.steps_done, _checked_total(total)))
+        self._total_steps = total
+
+    @property
+    def progress(self) -> float:
+        """The share of the run that is done, from 0 to 1."""
+        return progress_at(self.steps_done, self._total_steps)
+
+    @property
+    def alphas(self) -> dict[str, float]:
+        """The teacher's share at each site."""
+        return {name: site.alpha for name, site in self._moment.sites.items()}
+
+    def step(self) -> None:
+        """Move on by one optimizer step: new alphas, new weights."""
+        self._require_running("call step()")
+        if self._total_steps is None:
+            raise HandoverError(
+                "step() was called to move the handover on.",
+                "It does not know how long the run is, so it has no progress.",
+                "give replace_(..., total_steps=n), or set handover.total_steps = n before the first step.",
+            )
+        self._refuse_foreign_optimizer()
+        self.auxiliary.refuse_unused()
+        self.go_to(self.steps_done + 1)
+
+    def go_to(self, step: int) -> None:
+        """Set the handover to a step of the run, as `step()` and a resumed run do."""
+        self._follow(moment(self.plan, self.sites, step, self._total_steps))
+        self.steps_done = step
+        self._optimizer_steps = 0
+        self._optimizers_hold = {"students": False, "others": False}
+        for seam in self.seams.values():
+            seam.may_skip = seam.may_skip or seam.reached
+        if self.plan.release:
+            self._release()
+
+    def _follow(self, now: Moment) -> None:
+        """Write a moment into the seams."""
+        for name, site in now.sites.items():
+            if site.needs_teacher and self.seams[name].teacher is None:
+                raise HandoverError(
+                    f"alpha at site {name!r} was to become {site.alpha:.4g} again.",
+                    "Its teacher was released from memory when alpha had reached 0 for good.",
+                    "do not lengthen the run after takeover, or plan with release=False.",
+                )
+        for name, site in now.sites.items():
+            seam = self.seams[name]
+            seam.set_weight(site.weight, site.mean)
+            seam.hold, seam.closed = site.hold, site.closed
+        self._close_for_graphs({name for name, site in now.sites.items() if site.closed})
+        self.auxiliary.follow(now)
+        self._moment = now
+
+    def _close_for_graphs(self, closed: set[str]) -> None:
+        """Let compiled code leave teachers out, in few groups, because each change is a recompile."""
+        seen = {name for name, seam in self.seams.items() if seam.closed_in_graph} & closed
+        group = max(1, len(self.seams) // CLOSING_GROUPS)
+        if len(closed) == len(self.seams) or len(closed) - len(seen) >= group:
+            seen = closed
+        for name, seam in self.seams.items():
+            seam.closed_in_graph = name in seen
+
+    def _release(self) -> None:
+        assert self._total_steps is not None
+        if self.plan.distill is not None and self.plan.train == "students":
+            return  # the distillation needs the original model to the end
+        for site in self.sites:
+            seam = self.seams[site.name]
+            if seam.teacher is None or self._moment.sites[site.name].needs_teacher:
+                continue
+            if closed_for_good(self.plan, site, self.steps_done, self._total_steps):
+                self._snapshot.forget(seam.teacher)
+                seam.release()
+
+    def aux_loss(self, mask: Tensor | None = None) -> Tensor:
+        """Return the weighted sum of guidance and distillation for the forwards since the last call.
+
+        `mask` is 1 where a token counts and 0 where it is padding. The sum is 0 in evaluation and when the plan has neither.
+        """
+        parts = self.losses(mask)
+        device = next(iter(self.seams.values())).student_weight.device
+        return sum(parts.values(), start=torch.zeros((), device=device))
+
+    def losses(self, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the named parts of `aux_loss`: 'guidance/<site>' and 'distill'."""
+        self._require_running("ask for the auxiliary losses")
+        return self.auxiliary.losses(self.model, mask, self.as_teacher)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield what trains, under the names that the finished model will have."""
+        self._require_running("ask for the parameters")
+        places = {f"{name}.student.": f"{name}." for site in self.sites for name in site.names}
+        students = {id(p) for seam in self.seams.values() for p in seam.student.parameters()}
+        for name, parameter in self.model.named_parameters():
+            inside = next((place for place in places if name.startswith(place)), None)
+            if inside is not None:
+                yield places[inside] + name.removeprefix(inside), parameter
+            elif self.plan.train == "all" and parameter.requires_grad and id(parameter) not in students:
+                yield name, parameter
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield what trains: the students, and with train="all" the backbone too; never a teacher."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def units(self) -> list[nn.Module]:
+        """Return every teacher and student, each to be sharded as a unit of its own before the model (FSDP2)."""
+        pairs = ((seam.teacher, seam.student) for seam in self.seams.values())
+        return [side for pair in pairs for side in pair if side is not None]
+
+    @contextmanager
+    def as_teacher(self) -> Iterator[nn.Module]:
+        """Show the teachers alone; students are not computed."""
+        self._require_teachers("as_teacher()")
+        with self._viewing(View.TEACHER):
+            yield self.model
+
+    @contextmanager
+    def as_student(self) -> Iterator[nn.Module]:
+        """Show the students alone, as the finished model will be; teachers are not computed."""
+        self._require_running("look at the students alone")
+        with self._viewing(View.STUDENT):
+            yield self.model
+
+    @contextmanager
+    def _viewing(self, view: View) -> Iterator[None]:
+        before = [(seam, seam.view) for seam in self.seams.values()]
+        for seam, _ in before:
+            seam.view = view
+        try:
+            yield
+        finally:
+            for seam, earlier in before:
+                seam.view = earlier
+
+    @torch.no_grad()
+    def similarity(self, *args: Any, padding_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Similarity]:
+        """Compare the two sides at every site on the same input: the students' own stream, in evaluation.
+
+        Call it as you call the model. Without arguments it takes the last training batch.
+        """
+        self._require_teachers("similarity()")
+        if not args and not kwargs:
+            if self._last_input is None:
+                raise HandoverError(
+                    "similarity() was called without a batch.",
+                    "The model has not seen a training batch yet (compiled forwards do not keep theirs).",
+                    "call it as you call the model: handover.similarity(images).",
+                )
+            args, kwargs = self._last_input
+        with self.recording(Watch.PAIR), self._viewing(View.STUDENT), surgery.evaluating(self.model):
+            self.model(*args, **kwargs)
+            pairs = {name: seam.records for name, seam in self.seams.items() if seam.records}
+            result = {name: _mean([measure(t, s, padding_mask) for t, s in records]) for name, records in pairs.items()}
+        observe = getattr(self.plan.schedule, "observe", None)
+        if observe is not None:
+            observe(self.progress, result)
+        return result
+
+    @contextmanager
+    def recording(self, watch: Watch) -> Iterator[None]:
+        """Keep outputs at the sites for a measurement, aside from what the losses keep."""
+        before = [(seam, seam.watch, seam.records, seam.blind) for seam in self.seams.values()]
+        for seam, *_ in before:
+            seam.watch, seam.records, seam.measuring = watch, [], True
+        try:
+            yield
+        finally:
+            for seam, kept, records, blind in before:
+                seam.watch, seam.records, seam.blind, seam.measuring = kept, records, blind, False
+
+    def verify(self, *args: Any, optimizer: Optimizer | None = None, **kwargs: Any) -> Verification:
+        """Prove on your own batch that the handover is exact; returns a readable report, raises if something fails."""
+        self._require_teachers("verify()")
+        return verify(self, args, kwargs, optimizer)
+
+    def finalize_(self, *, force: bool = False) -> nn.Module:
+        """Put the students in place of the seams: a plain model again, with the original names.
+
+        Refused while a teacher still has a share, unless forced. The plan travels along as `model.segue`, plain data.
+        """
+        self._require_running("finish the handover")
+        sharing = {name: alpha for name, alpha in self.alphas.items() if alpha > 0}
+        if sharing and not force:
+            name, alpha = next(iter(sharing.items()))
+            raise HandoverError(
+                "finalize_() was called to leave the students alone.",
+                f"{len(sharing)} of {len(self.sites)} teachers still have a share, {name!r} one of {alpha:.3g}.",
+                "train until the schedule reaches 0, or say finalize_(force=True). Nothing was changed.",
+            )
+        for site in self.sites:
+            for name in site.names:
+                surgery.put(self.model, name, self.seams[site.name].student)
+        self._leave("finalized")
+        self.model.segue = self.describe()  # type: ignore[assignment]
+        return self.model
+
+    def cancel_(self) -> nn.Module:
+        """Bring the original model back, bit for bit."""
+        self._require_teachers("cancel_()")
+        for site in self.sites:
+            teacher = self.seams[site.name].teacher
+            assert teacher is not None
+            for name in site.names:
+                surgery.put(self.model, name, teacher)
+        self._leave("cancelled")
+        self._snapshot.restore_tensors(self.model)
+        return self.model
+
+    def describe(self) -> dict[str, Any]:
+        """Return the plan with its sites by name, the teachers' hashes and the step, as plain data."""
+        return {
+            "plan": {**self.plan.to_dict(), "sites": [site.name for site in self.sites]},
+            "teachers": dict(self.teacher_hashes),
+            "step": self.steps_done,
+            "total_steps": self._total_steps,
+        }
+
+    def _leave(self, how: str) -> None:
+        self.auxiliary.clear()
+        for handle in self._handles:
+            handle.remove()
+        self.model.__dict__.pop("train", None)
+        self._snapshot.restore(self.model)
+        self._last_input = None
+        self._ended = how
+
+    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        for seam in self.seams.values():
+            seam.reached = False
+        if model.training and not self._in_teachers_pass:
+            self._last_input = args, kwargs
+
+    def _after_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.auxiliary.wants_calls and not self._in_teachers_pass and model.training and torch.is_grad_enabled():
+            self.auxiliary.calls.append((args, kwargs, output))
+        if torch.compiler.is_compiling() or not self.refuses_unreached:
+            return
+        for name, seam in self.seams.items():
+            if not seam.reached:
+                raise surgery.unreached(name)
+
+    @property
+    def _in_teachers_pass(self) -> bool:
+        return next(iter(self.seams.values())).view is View.TEACHER
+
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """Notice what a user's optimizer holds, and that `step()` is forgotten."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        students = any(id(p) in held for seam in self.seams.values() for p in seam.student.parameters())
+        others = not students and any(id(p) in held for p in self.model.parameters())
+        self._optimizers_hold["students"] |= students
+        self._optimizers_hold["others"] |= others
+        self._optimizer_steps += students
+        if self._optimizer_steps > PATIENCE:
+            raise HandoverError(
+                f"the optimizer has stepped {self._optimizer_steps} times since the handover moved.",
+                f"Alpha stands still: handover.step() was last called at step {self.steps_done}.",
+                "call handover.step() after every optimizer.step().",
+            )
+
+    def _refuse_foreign_optimizer(self) -> None:
+        if self._optimizers_hold["others"] and not self._optimizers_hold["students"]:
+            raise HandoverError(
+                "step() was called after an optimizer step.",
+                "That optimizer holds parameters of this model but none of its students: it was built before replace_.",
+                "build it afterwards: torch.optim.AdamW(handover.parameters(), ...).",
+            )
+
+    def _require_running(self, what: str) -> None:
+        if self._ended is not None:
+            raise HandoverError(
+                f"the handover was asked to {what}.",
+                f"It has been {self._ended}; the model is a plain model again.",
+                "start another one with segue.replace_(model, plan).",
+            )
+
+    def _require_teachers(self, what: str) -> None:
+        self._require_running(f"run {what}")
+        gone = [name for name, seam in self.seams.items() if seam.teacher is None]
+        if gone:
+            raise HandoverError(
+                f"{what} was called.",
+                f"It needs the teachers, and {len(gone)} of {len(self.sites)} were released at takeover ({gone[0]!r} first).",
+                "plan with release=False to keep them.",
+            )
+
+    def __repr__(self) -> str:
+        alphas = sorted({f"{alpha:.3g}" for alpha in self.alphas.values()})
+        span = alphas[0] if len(alphas) == 1 else f"{alphas[0]} to {alphas[-1]}"
+        sites = f"{len(self.sites)} site{'s' * (len(self.sites) != 1)}"
+        return (
+            f"Handover({type(self.model).__name__}, {sites}, step {self.steps_done} of "
+            f"{self._total_steps or 'an unknown total'}, alpha {span})"
+        )
+
+
+def _watch_optimizers(handover: Handover) -> RemovableHandle:
+    """Hear of every optimizer step in the process, without keeping the handover alive."""
+    reference = weakref.ref(handover)
+
+    def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive.optimizer_stepped(optimizer)
+
+    return register_optimizer_step_post_hook(stepped)
+
+
+def _checked_total(total: int) -> int:
+    if isinstance(total, bool) or not isinstance(total, int) or total < 1:
+        raise PlanError(
+            f"total_steps={total!r} was asked for.",
+            "A run has a whole number of optimizer steps, at least one.",
+            "count them: epochs * len(loader) // accumulation.",
+        )
+    return total
+
+
+def _mean(measures: list[Similarity]) -> Similarity:
+    return Similarity(*(sum(values) / len(values) for values in zip(*measures, strict=True)))

@@ -1,0 +1,1 @@
+"""The lab: experiments with the core. Needs `pip install segue[lab]`."""

@@ -1,0 +1,160 @@
+"""Losses that pull a student towards its teacher.
+
+A guidance is any function (teacher output, student output, padding mask or None) -> scalar, applied at every site and summed.
+The built-in ones also carry a weight (lambda) and a schedule for it; aggr20 is the default, as in the paper, because a
+guidance that stays at full strength after takeover works against the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from segue import similarity
+from segue.errors import PlanError
+from segue.schedules import Constant, Schedule, aggr20, share
+from segue.sites import Site
+
+PairLoss: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Weighted:
+    weight: float = 1.0
+    schedule: Schedule = field(default_factory=aggr20)
+
+    def __post_init__(self) -> None:
+        _require_weight(type(self).__name__, self.weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureGuidance(_Weighted):
+    """Deep Feature Guidance (DFG, equation 3): the squared L2 distance of the two outputs.
+
+    scale="paper": squared L2 per token, averaged over each sample's tokens and over the batch.
+    scale="relative": each sample divided by its own teacher's mean square, so that late sites, whose outputs are larger, do
+    not dominate, and every split of a batch gives the same number.
+    """
+
+    scale: Literal["paper", "relative"] = "paper"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale not in ("paper", "relative"):
+            raise PlanError(
+                f"FeatureGuidance(scale={self.scale!r}) was asked for.",
+                "The scales are 'paper' and 'relative'.",
+                "'paper' is equation 3, 'relative' is comparable between sites and models.",
+            )
+
+    def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
+        error = similarity.squared_error if self.scale == "paper" else similarity.relative_error
+        return error(teacher, student, mask).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineGuidance(_Weighted):
+    """One minus the cosine of each token's two vectors, averaged: direction only."""
+
+    def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
+        return 1 - similarity.cosine(teacher, student, mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GramGuidance(_Weighted):
+    """The relative squared distance of the feature Gram matrices; a statistic of the whole batch."""
+
+    def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
+        return similarity.gram_error(teacher, student, mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CkaGuidance(_Weighted):
+    """One minus linear CKA: equal up to rotation and scale; a statistic of the whole batch."""
+
+    def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
+        return 1 - similarity.linear_cka(teacher, student, mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTeacherStream:
+    """Compare with the teacher's own stream: its outputs in a full pass of the original model (FitNets).
+
+    Without this wrapper the teacher sees the student's input, which costs only the forward of the replaced modules.
+    """
+
+    then: PairLoss = field(default_factory=FeatureGuidance)
+
+    @property
+    def weight(self) -> float:
+        return _weight(self.then)
+
+    @property
+    def schedule(self) -> Schedule:
+        return _schedule(self.then)
+
+    def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
+        return self.then(teacher, student, mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitDistillation:
+    """Soften both models' logits by a temperature and take KL(teacher || student), times temperature squared.
+
+    `logits` picks them out of what the model returns; by default the `logits` of a Hugging Face output, or the first
+    floating tensor. Given (batch, tokens, classes), each token is a distribution and padding is left out.
+    """
+
+    weight: float = 1.0
+    temperature: float = 4.0
+    schedule: Schedule = field(default_factory=lambda: Constant(alpha=1.0))
+    logits: Callable[[Any], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        _require_weight("LogitDistillation", self.weight)
+        if not self.temperature > 0:
+            raise PlanError(
+                f"LogitDistillation(temperature={self.temperature}) was asked for.",
+                "A temperature divides, so it must be positive.",
+                "the paper uses 4.0.",
+            )
+
+    def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
+        t = F.log_softmax(_float(teacher) / self.temperature, dim=-1)
+        s = F.log_softmax(_float(student) / self.temperature, dim=-1)
+        divergence = F.kl_div(s, t, reduction="none", log_target=True).sum(-1)
+        if divergence.dim() == 2:
+            divergence = similarity.average(divergence, mask)
+        return divergence.mean() * self.temperature**2
+
+
+def strength(loss: object, progress: float, site: Site) -> float:
+    """Return lambda, the weight of a loss at this moment; a plain function has weight 1 and aggr20."""
+    return _weight(loss) * share(_schedule(loss), progress, site)
+
+
+def _weight(loss: object) -> float:
+    return float(getattr(loss, "weight", 1.0))
+
+
+def _schedule(loss: object) -> Schedule:
+    schedule: Schedule | None = getattr(loss, "schedule", None)
+    return aggr20() if schedule is None else schedule
+
+
+def _float(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _require_weight(what: str, weight: float) -> None:
+    if not 0.0 <= weight < float("inf"):
+        raise PlanError(
+            f"{what}(weight={weight}) was asked for.",
+            "A loss is added with a finite weight of at least 0.",
+            "leave the loss out (None) if you do not want it.",
+        )

@@ -1,0 +1,178 @@
+"""What modules return and are called with: trees of tensors, and the caches that travel in a call."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from segue.errors import StudentError
+from segue.sites import Site
+
+
+def mix(teacher: Tensor, student: Tensor, weight: float | Tensor) -> Tensor:
+    """Blend two tensors: the teacher's at weight 0 and the student's at 1, bit for bit, whatever the other side holds.
+
+    Half-precision outputs are blended in float32 and cast back; under autocast the teacher's dtype wins. What is not
+    floating is not blended: the teacher's at weight 0, else the student's.
+    """
+    student = student.to(teacher.dtype)
+    if isinstance(weight, float):
+        if weight == 1.0:
+            return student
+        if weight == 0.0:
+            if not student.requires_grad:
+                return teacher
+            return torch.where(teacher.new_ones((), dtype=torch.bool), teacher, student)  # keeps a zero gradient
+        return _lerp(teacher, student, weight) if _blendable(teacher) else student
+    if not _blendable(teacher):
+        return torch.where(weight == 0, teacher, student)
+    between = _lerp(teacher, student, weight)
+    return torch.where(weight == 0, teacher, torch.where(weight == 1, student, between))
+
+
+def _lerp(teacher: Tensor, student: Tensor, weight: float | Tensor) -> Tensor:
+    if teacher.is_complex():
+        parts = torch.view_as_real(teacher), torch.view_as_real(student)
+        return torch.view_as_complex(_lerp(*parts, weight).contiguous())
+    narrow = teacher.dtype in (torch.float16, torch.bfloat16)
+    t, s = (teacher.float(), student.float()) if narrow else (teacher, student)
+    w = weight.to(t.dtype) if isinstance(weight, Tensor) else weight
+    return torch.lerp(t, s, w).to(teacher.dtype)
+
+
+def _blendable(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def merge(teacher: Any, student: Any, join: Callable[[Tensor, Tensor], Tensor], site: Site, at: str = "output") -> Any:
+    """Walk two equal trees and join them tensor by tensor; where either side is None, so is the result."""
+    if teacher is None or student is None:
+        return None
+    if isinstance(teacher, Tensor) and isinstance(student, Tensor):
+        _require_alike(teacher, student, site, at)
+        return join(teacher, student)
+    if isinstance(teacher, Tensor) or isinstance(student, Tensor):
+        raise _differs(site, at, type(teacher).__name__, type(student).__name__)
+    if isinstance(teacher, dict) and isinstance(student, dict):  # a Hugging Face ModelOutput is one
+        _require_same(list(teacher), list(student), "the keys", site, at)
+        merged = {key: merge(teacher[key], student[key], join, site, f"{at}.{key}") for key in teacher}
+        return type(student)(**merged) if dataclasses.is_dataclass(student) else type(student)(merged)
+    if isinstance(teacher, tuple | list) and isinstance(student, tuple | list):
+        _require_same(len(teacher), len(student), "the number of values", site, at)
+        values = [merge(t, s, join, site, f"{at}[{i}]") for i, (t, s) in enumerate(zip(teacher, student, strict=True))]
+        return type(student)(*values) if hasattr(student, "_fields") else type(student)(values)
+    if dataclasses.is_dataclass(teacher) and dataclasses.is_dataclass(student) and not isinstance(student, type):
+        names = [field.name for field in dataclasses.fields(teacher)]
+        _require_same(names, [field.name for field in dataclasses.fields(student)], "the fields", site, at)
+        result = copy.copy(student)
+        for name in names:
+            value = merge(getattr(teacher, name), getattr(student, name), join, site, f"{at}.{name}")
+            object.__setattr__(result, name, value)
+        return result
+    return student
+
+
+def first_floating(output: Any, site: Site) -> Tensor:
+    """Return the tensor that guidance and similarity look at: the first floating one."""
+    for x in tensors(output):
+        if _blendable(x):
+            return x
+    raise StudentError(
+        f"the outputs at site {site.name!r} were to be compared.",
+        f"{type(output).__name__} holds no floating tensor.",
+        "choose a site whose module returns one.",
+    )
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a tree in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from tensors(value)
+    elif isinstance(tree, tuple | list):
+        for value in tree:
+            yield from tensors(value)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for field in dataclasses.fields(tree):
+            yield from tensors(getattr(tree, field.name))
+
+
+def detached(tree: Any) -> Any:
+    """Return the same tree with its tensors cut off from the graph."""
+    if isinstance(tree, Tensor):
+        return tree.detach()
+    if isinstance(tree, dict):
+        return {key: detached(value) for key, value in tree.items()}
+    if isinstance(tree, tuple | list) and not hasattr(tree, "_fields"):
+        return type(tree)(detached(value) for value in tree)
+    return tree
+
+
+def fork_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give the teacher caches of its own.
+
+    Hugging Face passes a key/value cache through the call, in training too. If both sides wrote to it, the second would attend
+    to the keys of the first. The teacher's cache stays with the student's, so it remembers its own past.
+    """
+    if not any(_is_cache(x) for x in args) and not any(_is_cache(x) for x in kwargs.values()):
+        return args, kwargs
+    return (
+        tuple(_teachers_cache(x) if _is_cache(x) else x for x in args),
+        {key: _teachers_cache(x) if _is_cache(x) else x for key, x in kwargs.items()},
+    )
+
+
+def _is_cache(x: Any) -> bool:
+    return not isinstance(x, Tensor) and hasattr(x, "update") and hasattr(x, "get_seq_length")
+
+
+def _teachers_cache(cache: Any) -> Any:
+    fork = cache.__dict__.get("_segue_teachers")
+    if fork is None:
+        fork = _copy_state(cache)
+        cache._segue_teachers = fork
+    return fork
+
+
+def _copy_state(x: Any) -> Any:
+    """Copy a cache with its tensors (some kinds are written in place), keeping their graph, which deepcopy refuses to do."""
+    if isinstance(x, Tensor):
+        return x.clone()
+    if isinstance(x, list | tuple):
+        return type(x)(_copy_state(value) for value in x)
+    if isinstance(x, dict):
+        return {key: _copy_state(value) for key, value in x.items()}
+    if _is_cache(x) or hasattr(x, "update"):
+        result = copy.copy(x)
+        result.__dict__ = {key: _copy_state(value) for key, value in x.__dict__.items()}
+        return result
+    return x
+
+
+def _require_alike(teacher: Tensor, student: Tensor, site: Site, at: str) -> None:
+    if teacher.shape != student.shape:
+        raise _differs(site, at, f"shape {tuple(teacher.shape)}", f"shape {tuple(student.shape)}")
+    if teacher.device != student.device:
+        raise _differs(site, at, f"device {teacher.device}", f"device {student.device}")
+    if teacher.dtype != student.dtype and not torch.is_autocast_enabled(teacher.device.type):
+        raise _differs(site, at, str(teacher.dtype), str(student.dtype))
+
+
+def _require_same(teacher: object, student: object, what: str, site: Site, at: str) -> None:
+    if teacher != student:
+        raise _differs(site, at, f"{what} {teacher}", f"{what} {student}")
+
+
+def _differs(site: Site, at: str, teacher: str, student: str) -> StudentError:
+    return StudentError(
+        f"the student at site {site.name!r} must return what its teacher returns.",
+        f"At {at} the teacher gives {teacher}, the student {student}.",
+        "give the student the same interface; handover.cancel_() brings the original model back.",
+    )

@@ -1,0 +1,230 @@
+"""Schedules: from progress to alpha, the teacher's share.
+
+A schedule is any pure function (progress in [0, 1], site) -> alpha in [0, 1]; a resumed run therefore needs no schedule
+state. One that adapts may also have `observe(progress, similarity)`, `state_dict()` and `load_state_dict(state)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from segue.errors import PlanError
+from segue.sites import Site, name_matches
+
+Schedule: TypeAlias = Callable[[float, Site], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """Keep alpha where it is."""
+
+    alpha: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_shares("Constant", self.alpha)
+
+    def __call__(self, progress: float, site: Site) -> float:
+        return self.alpha
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Go from `start` to `end` in a straight line until the given progress, then stay."""
+
+    start: float = 1.0
+    end: float = 0.0
+    until: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_shares("Linear", self.start, self.end)
+        _require_fraction("Linear(until=...)", self.until)
+
+    def __call__(self, progress: float, site: Site) -> float:
+        return _between(self.start, self.end, progress / self.until)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Go from `start` to `end` along half a cosine until the given progress, then stay."""
+
+    start: float = 1.0
+    end: float = 0.0
+    until: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_shares("Cosine", self.start, self.end)
+        _require_fraction("Cosine(until=...)", self.until)
+
+    def __call__(self, progress: float, site: Site) -> float:
+        if progress >= self.until:
+            return self.end
+        return _between(self.start, self.end, 0.5 - 0.5 * math.cos(math.pi * progress / self.until))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piecewise:
+    """Join points (progress, alpha) by straight lines; two points at one place are a jump, and the second counts there."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "points", tuple((float(x), float(y)) for x, y in self.points))
+        _require_shares("Piecewise", *(alpha for _, alpha in self.points))
+        places = [place for place, _ in self.points]
+        if not places or places != sorted(places) or places[0] < 0 or places[-1] > 1:
+            raise PlanError(
+                "Piecewise needs points in the order of progress.",
+                f"The places given: {places}.",
+                "give rising numbers in [0, 1], for example ((0.0, 1.0), (0.2, 0.0)).",
+            )
+
+    def __call__(self, progress: float, site: Site) -> float:
+        if progress < self.points[0][0]:
+            return self.points[0][1]
+        for (x0, y0), (x1, y1) in zip(self.points, self.points[1:], strict=False):
+            if progress < x1:
+                return _between(y0, y1, (progress - x0) / (x1 - x0))
+        return self.points[-1][1]
+
+
+def aggr20(start: float = 1.0) -> Piecewise:
+    """Return the paper's schedule: `start` to 0.3 in the first tenth, to 0 in the second, then 0.
+
+    Theseus' inverse (its replacing rate goes 0.1, 0.7, 1.0) is `aggr20(start=0.9)`.
+    """
+    return Piecewise(points=((0.0, start), (0.1, 0.3), (0.2, 0.0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """Hold alpha at 1 for a fraction of the run, then follow another schedule over the rest.
+
+    While it holds, the student's input is detached: students learn from the guidance alone, locally.
+    """
+
+    fraction: float
+    then: Schedule = field(default_factory=aggr20)
+
+    def __post_init__(self) -> None:
+        _require_fraction("Hold(fraction=...)", self.fraction)
+
+    def __call__(self, progress: float, site: Site) -> float:
+        if self.is_hold(progress, site):
+            return 1.0
+        return self.then(1.0 if self.fraction == 1 else (progress - self.fraction) / (1 - self.fraction), site)
+
+    def is_hold(self, progress: float, site: Site) -> bool:
+        return progress < self.fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staggered:
+    """Let the sites run through a schedule one after the other.
+
+    `order` is "front" (first site first), "back", or the sites' indices in the order in which they start. `overlap` is the
+    share of its window that a site has in common with the next one: 0 is strictly one by one, 1 is all at once.
+    """
+
+    then: Schedule = field(default_factory=Linear)
+    order: str | tuple[int, ...] = "front"
+    overlap: float = 0.5
+    until: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_shares("Staggered(overlap=...)", self.overlap)
+        _require_fraction("Staggered(until=...)", self.until)
+        if not isinstance(self.order, str):
+            object.__setattr__(self, "order", tuple(self.order))
+        if isinstance(self.order, str) and self.order not in ("front", "back"):
+            raise PlanError(
+                f"Staggered(order={self.order!r}) was asked for.",
+                "The named orders are 'front' and 'back'.",
+                "for any other order give the sites' indices, for example (2, 0, 1).",
+            )
+
+    def __call__(self, progress: float, site: Site) -> float:
+        return self.then(self._local(progress, site), site)
+
+    def is_hold(self, progress: float, site: Site) -> bool:
+        return is_hold(self.then, self._local(progress, site), site)
+
+    def _local(self, progress: float, site: Site) -> float:
+        lag = 1.0 - self.overlap
+        windows = 1.0 + (site.count - 1) * lag  # the whole stretch, in windows
+        local = progress / self.until * windows - self._turn(site) * lag
+        if progress >= self.until:
+            return 1.0
+        return min(1.0, max(0.0, local))
+
+    def _turn(self, site: Site) -> int:
+        if isinstance(self.order, str):
+            return site.index if self.order == "front" else site.count - 1 - site.index
+        if sorted(self.order) != list(range(site.count)):
+            raise PlanError(
+                f"Staggered(order={self.order}) does not fit {site.count} sites.",
+                f"It must name each index from 0 to {site.count - 1} once.",
+                "count the sites with segue.select(model, sites).",
+            )
+        return self.order.index(site.index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerSite:
+    """Give sites schedules of their own, by pattern; the first pattern that matches wins."""
+
+    schedules: Mapping[str, Schedule]
+    otherwise: Schedule = field(default_factory=aggr20)
+
+    def __call__(self, progress: float, site: Site) -> float:
+        return self._of(site)(progress, site)
+
+    def is_hold(self, progress: float, site: Site) -> bool:
+        return is_hold(self._of(site), progress, site)
+
+    def _of(self, site: Site) -> Schedule:
+        for pattern, schedule in self.schedules.items():
+            if any(name_matches(pattern, name) for name in site.names):
+                return schedule
+        return self.otherwise
+
+
+def is_hold(schedule: Schedule, progress: float, site: Site) -> bool:
+    """Tell whether a schedule holds alpha at 1 on purpose, so that students train locally."""
+    asks: Callable[[float, Site], bool] | None = getattr(schedule, "is_hold", None)
+    return asks is not None and bool(asks(progress, site))
+
+
+def share(schedule: Schedule, progress: float, site: Site) -> float:
+    """Ask a schedule, a user's own too, for alpha and refuse what is not a share."""
+    alpha = schedule(progress, site)
+    try:
+        value = float(alpha)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0.0 <= value <= 1.0:
+        raise PlanError(
+            f"the schedule was asked for alpha at site {site.name!r}, progress {progress:.4g}.",
+            f"It returned {alpha!r}.",
+            "alpha is the teacher's share: return a number from 0 to 1.",
+        )
+    return value
+
+
+def _between(start: float, end: float, x: float) -> float:
+    if x >= 1.0:
+        return end
+    return min(max(start + (end - start) * x, min(start, end)), max(start, end))
+
+
+def _require_shares(what: str, *alphas: float) -> None:
+    for alpha in alphas:
+        if not 0.0 <= alpha <= 1.0:
+            raise PlanError(f"{what} was given {alpha}.", "A share lies between 0 and 1.", "give a number in [0, 1].")
+
+
+def _require_fraction(what: str, fraction: float) -> None:
+    if not 0.0 < fraction <= 1.0:
+        raise PlanError(f"{what} was given {fraction}.", "It is a part of the run.", "give a number in (0, 1].")

@@ -1,0 +1,222 @@
+"""Surgery: build students, try them, put modules in place, and put everything back.
+
+Every check comes before the first change, and whatever was changed is recorded so that it can be restored.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segue.errors import HandoverError, StudentError
+from segue.outputs import fork_caches, merge
+from segue.plan import Plan
+from segue.sites import Site
+
+
+def put(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Place a module at a dotted name."""
+    parent, _, leaf = name.rpartition(".")
+    model.get_submodule(parent).register_module(leaf, module)
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """Refuse what is not the model itself: the wrapper would keep the old parameters or graphs."""
+    if not isinstance(model, nn.Module):
+        raise HandoverError(
+            "replace_ was asked to change a model.", f"It was given {type(model).__name__}.", "give the nn.Module itself."
+        )
+    kinds = {cls.__name__ for cls in type(model).__mro__}
+    wrappers = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "OptimizedModule")
+    wrapper = next((name for name in wrappers if name in kinds), None)
+    if wrapper is not None:
+        raise HandoverError(
+            f"replace_ was asked to change a model that is already wrapped by {wrapper}.",
+            "The wrapper holds on to the parameters that are about to be replaced.",
+            "call replace_ on the plain model first, then wrap, shard or compile it. Nothing was changed.",
+        )
+
+
+def build_students(model: nn.Module, plan: Plan, sites: list[Site]) -> dict[str, nn.Module]:
+    """Make one student per site, with random numbers that depend on the plan's seed and the site alone."""
+    students: dict[str, nn.Module] = {}
+    cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=cuda):
+        for site in sites:
+            teacher = model.get_submodule(site.name)
+            digest = hashlib.blake2b(f"{plan.seed}/{site.name}".encode(), digest_size=7).digest()
+            torch.manual_seed(int.from_bytes(digest, "big"))
+            student = plan.student(teacher, site)
+            _check_student(student, teacher, site, model)
+            students[site.name] = student
+    return students
+
+
+def _check_student(student: object, teacher: nn.Module, site: Site, model: nn.Module) -> None:
+    asked = f"the student factory was asked for a student at site {site.name!r}."
+    if not isinstance(student, nn.Module):
+        hint = "return the module itself: fn(teacher, site) -> module. Nothing was changed."
+        raise StudentError(asked, f"It returned {type(student).__name__}, which is not an nn.Module.", hint)
+    taken = {id(p): name for name, p in model.named_parameters()}
+    shared = [taken[id(p)] for p in student.parameters() if id(p) in taken]
+    if student is teacher or shared:
+        what = "the teacher itself" if student is teacher else f"a module that shares {shared[0]!r} with the model"
+        hint = "copy what you take over (copy.deepcopy), because the teacher stays frozen. Nothing was changed."
+        raise StudentError(asked, f"It returned {what}.", hint)
+    places = {p.device for p in teacher.parameters()}
+    stray = next((p.device for p in student.parameters() if places and p.device not in places), None)
+    if stray is not None:
+        hint = "build the student on the teacher's device: student.to(device). Nothing was changed."
+        raise StudentError(asked, f"It lives on {stray}, its teacher on {', '.join(map(str, places))}.", hint)
+
+
+def try_students(model: nn.Module, sites: list[Site], students: dict[str, nn.Module], example: Any) -> None:
+    """Run the untouched model once on an example and each student on what its teacher sees."""
+    reached: set[str] = set()
+
+    def compare(site: Site) -> Callable[..., None]:
+        def hook(teacher: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            reached.add(site.name)
+            student_args, student_kwargs = fork_caches(args, kwargs)
+            student = students[site.name]
+            with evaluating(student):
+                try:
+                    answer = student(*student_args, **student_kwargs)
+                except Exception as error:
+                    raise StudentError(
+                        f"the student at site {site.name!r} was called as its teacher is called.",
+                        f"It raised {type(error).__name__}: {error}",
+                        "give it the teacher's signature. Nothing was changed.",
+                    ) from error
+            merge(output, answer, lambda t, _: t, site)
+
+        return hook
+
+    args, kwargs = call_arguments(example)
+    handles = [model.get_submodule(site.name).register_forward_hook(compare(site), with_kwargs=True) for site in sites]
+    try:
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for site in sites:
+        if site.name not in reached:
+            raise unreached(site.name)
+
+
+def unreached(name: str) -> HandoverError:
+    """Say that a forward passed a site by."""
+    return HandoverError(
+        f"a forward of the model was to pass site {name!r}.",
+        "Its module was never called: it is unused, or another path of the code computes its work.",
+        "choose sites that every forward calls, or plan with unreached='ignore' for experts and skipped layers.",
+    )
+
+
+def call_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Read an example batch: keyword arguments as a dict, several arguments as a tuple, else the one argument."""
+    if isinstance(example, dict) or (hasattr(example, "keys") and not isinstance(example, Tensor)):
+        return (), dict(example)
+    return (tuple(example), {}) if isinstance(example, tuple | list) else ((example,), {})
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put every module in evaluation mode and give each its own mode back."""
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, mode in modes:
+            m.training = mode
+
+
+@contextmanager
+def in_place_of_seams(model: nn.Module, modules: dict[Site, nn.Module]) -> Iterator[None]:
+    """Put plain modules where the seams are, for a moment."""
+    seams = {site: model.get_submodule(site.name) for site in modules}
+    try:
+        for site, module in modules.items():
+            for name in site.names:
+                put(model, name, module)
+        yield
+    finally:
+        for site, seam in seams.items():
+            for name in site.names:
+                put(model, name, seam)
+
+
+class Snapshot:
+    """What the surgery changes besides the modules: which parameters train, and every module's mode."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.gradients = [(p, p.requires_grad) for p in model.parameters()]
+        self.modes = [(m, m.training) for m in model.modules()]
+        self.mode = model.training
+        self.tensors: dict[str, Tensor] = {}
+
+    def keep_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Remember values that training will change, in main memory."""
+        self.tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+    def forget(self, module: nn.Module) -> None:
+        """Let go of a module that will not come back, so that its memory can be freed."""
+        gone = {id(x) for x in (*module.parameters(), *module.modules())}
+        self.gradients = [(p, flag) for p, flag in self.gradients if id(p) not in gone]
+        self.modes = [(m, mode) for m, mode in self.modes if id(m) not in gone]
+
+    def restore(self, model: nn.Module) -> None:
+        for parameter, flag in self.gradients:
+            parameter.requires_grad_(flag)
+        if model.training == self.mode:
+            for module, mode in self.modes:
+                module.training = mode
+        else:
+            model.train(model.training)
+
+    def restore_tensors(self, model: nn.Module) -> None:
+        state = model.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name, value in self.tensors.items():
+                state[name].copy_(value)
+
+
+class PinnedModes:
+    """Stand in for `model.train` so that a frozen backbone stays in evaluation while its students train.
+
+    Modules that contain a site follow the mode, because frameworks ask them for it (gradient checkpointing does).
+    """
+
+    def __init__(self, model: nn.Module, pinned: list[nn.Module]) -> None:
+        self.model = model
+        self.pinned = pinned
+
+    def __call__(self, mode: bool = True) -> nn.Module:
+        type(self.model).train(self.model, mode)
+        for module in self.pinned:
+            module.training = False
+        return self.model
+
+
+def fingerprint(tensors: dict[str, Tensor]) -> str:
+    """Hash names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = full(tensors[name]).detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        if size := tensor.numel() * tensor.element_size():
+            digest.update((ctypes.c_char * size).from_address(tensor.data_ptr()))
+    return digest.hexdigest()
+
+
+def full(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor that may be sharded over ranks."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -1,0 +1,10 @@
+"""Shared by all tests: quiet threads, torchvision beside a CPU torch, and no network."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from segue.lab.torchvision_cpu import declare_missing_operators
+
+declare_missing_operators()
