@@ -82,9 +82,9 @@ def load_(
         _restore(target, state, tensors, optimizer, lr_scheduler)
         return target
     surgery.refuse_wrapped(target)
-    plan = Plan.from_dict(state["segue"]["plan"], **given)
     if state["kind"] == "model":
-        return _rebuild(target, plan, state, tensors)
+        return _rebuild(target, state["segue"], tensors, given)
+    plan = Plan.from_dict(state["segue"]["plan"], **given)
     if optimizer is not None or lr_scheduler is not None:
         raise CheckpointError(
             "an optimizer was given together with a plain model.",
@@ -92,7 +92,7 @@ def load_(
             "first handover = segue.load_(model, folder); then build the optimizer from handover.parameters() and call "
             "segue.load_(handover, folder, optimizer=optimizer).",
         )
-    _check_teachers(target, state, folder)
+    _check_teachers(target, state)
     handover = replace_(target, plan, total_steps=state["segue"]["total_steps"])
     try:
         _restore(handover, state, tensors, None, None)
@@ -212,29 +212,42 @@ def _restore(
         handover.plan.schedule.load_state_dict(state["schedule"])  # type: ignore[attr-defined]
     if handover.total_steps is None and state["segue"]["total_steps"] is not None:
         handover.total_steps = state["segue"]["total_steps"]
-    handover.go_to(state["segue"]["step"])
+    handover.resume_at(state["segue"]["step"])
     _set_random_states(bag.unpack(state["random"]))
 
 
-def _rebuild(model: nn.Module, plan: Plan, state: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+def _rebuild(model: nn.Module, record: dict[str, Any], tensors: dict[str, Tensor], given: dict[str, Any]) -> nn.Module:
     """Put students into a fresh model of the same architecture and load every weight."""
-    sites = select(model, plan.sites)
-    students = surgery.build_students(model, plan, sites)
-    teachers = {site: model.get_submodule(site.name) for site in sites}
-    stored = {key.removeprefix("model/"): value for key, value in tensors.items()}
-    with surgery.in_place_of_seams(model, {site: students[site.name] for site in sites}):
+    replaced: list[tuple[str, nn.Module]] = []
+    try:
+        for earlier in _in_order(record):
+            plan = Plan.from_dict(earlier["plan"], **given)
+            sites = select(model, plan.sites)
+            students = surgery.build_students(model, plan, sites)
+            for site in sites:
+                teacher = model.get_submodule(site.name)
+                students[site.name].train(teacher.training)
+                for name in site.names:
+                    replaced.append((name, teacher))
+                    surgery.put(model, name, students[site.name])
         targets = _tensor_state(model)
+        stored = {key.removeprefix("model/"): value for key, value in tensors.items()}
         _require_alike(targets, stored)
-        _copy(targets, stored)
-    for site, teacher in teachers.items():
-        students[site.name].train(teacher.training)
-        for name in site.names:
-            surgery.put(model, name, students[site.name])
-    model.segue = state["segue"]
+    except BaseException:
+        for name, teacher in reversed(replaced):
+            surgery.put(model, name, teacher)
+        raise
+    _copy(targets, stored)
+    model.segue = record  # type: ignore[assignment]
     return model
 
 
-def _check_teachers(model: nn.Module, state: dict[str, Any], folder: Path) -> None:
+def _in_order(record: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the replacements that a model went through, the first one first."""
+    return [] if record is None else [*_in_order(record.get("earlier")), record]
+
+
+def _check_teachers(model: nn.Module, state: dict[str, Any]) -> None:
     names = list(state["segue"]["teachers"])
     select(model, names)
     hashes = {name: surgery.fingerprint(model.get_submodule(name).state_dict()) for name in names}

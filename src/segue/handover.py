@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, ex
     """
     surgery.refuse_wrapped(model)
     sites = select(model, plan.sites)
+    surgery.refuse_running(model)
     total = None if total_steps is None else _checked_total(total_steps)
     snapshot = surgery.Snapshot(model)
     try:
@@ -75,8 +77,7 @@ class Handover:
         self._ended: str | None = None
         self.backbone_hash: str | None = None  # taken at the first save
         self.refuses_unreached = plan.unreached == "error"
-        self._optimizer_steps = 0
-        self._optimizers_hold = {"students": False, "others": False}
+        self._optimizers = _OptimizersSeen()
         self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         now = moment(plan, sites, 0, total_steps)  # asks the user's functions before anything changes
         teachers = {site.name: model.get_submodule(site.name) for site in sites}
@@ -100,7 +101,9 @@ class Handover:
             seam = self.seams[site.name]
             assert seam.teacher is not None
             seam.teacher.requires_grad_(False)
-            seam.student.requires_grad_(True)
+            if not any(p.requires_grad for p in seam.student.parameters()):  # copied from a frozen teacher
+                for parameter in seam.student.parameters():
+                    parameter.requires_grad_(parameter.is_floating_point())
             seam.train(self.model.training)
             for name in site.names:
                 surgery.put(self.model, name, seam)
@@ -179,14 +182,18 @@ class Handover:
             )
         self._refuse_foreign_optimizer()
         self.auxiliary.refuse_unused()
-        self.go_to(self.steps_done + 1)
+        self._go_to(self.steps_done + 1)
 
-    def go_to(self, step: int) -> None:
-        """Set the handover to a step of the run, as `step()` and a resumed run do."""
+    def resume_at(self, step: int) -> None:
+        """Set the handover to a step of an earlier process, whose forwards have compared the two sides."""
+        for seam in self.seams.values():
+            seam.may_skip = step > 0
+        self._go_to(step)
+
+    def _go_to(self, step: int) -> None:
         self._follow(moment(self.plan, self.sites, step, self._total_steps))
         self.steps_done = step
-        self._optimizer_steps = 0
-        self._optimizers_hold = {"students": False, "others": False}
+        self._optimizers = _OptimizersSeen()
         for seam in self.seams.values():
             seam.may_skip = seam.may_skip or seam.reached
         if self.plan.release:
@@ -248,13 +255,10 @@ class Handover:
         """Yield what trains, under the names that the finished model will have."""
         self._require_running("ask for the parameters")
         places = {f"{name}.student.": f"{name}." for site in self.sites for name in site.names}
-        students = {id(p) for seam in self.seams.values() for p in seam.student.parameters()}
         for name, parameter in self.model.named_parameters():
-            inside = next((place for place in places if name.startswith(place)), None)
-            if inside is not None:
-                yield places[inside] + name.removeprefix(inside), parameter
-            elif self.plan.train == "all" and parameter.requires_grad and id(parameter) not in students:
-                yield name, parameter
+            if parameter.requires_grad:  # which teachers, and a frozen backbone, do not
+                inside = next((place for place in places if name.startswith(place)), "")
+                yield places.get(inside, "") + name.removeprefix(inside), parameter
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield what trains: the students, and with train="all" the backbone too; never a teacher."""
@@ -349,7 +353,8 @@ class Handover:
             for name in site.names:
                 surgery.put(self.model, name, self.seams[site.name].student)
         self._leave("finalized")
-        self.model.segue = self.describe()  # type: ignore[assignment]
+        earlier = getattr(self.model, "segue", None)
+        self.model.segue = {**self.describe(), "earlier": earlier}  # type: ignore[assignment]
         return self.model
 
     def cancel_(self) -> nn.Module:
@@ -406,20 +411,20 @@ class Handover:
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """Notice what a user's optimizer holds, and that `step()` is forgotten."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        students = any(id(p) in held for seam in self.seams.values() for p in seam.student.parameters())
-        others = not students and any(id(p) in held for p in self.model.parameters())
-        self._optimizers_hold["students"] |= students
-        self._optimizers_hold["others"] |= others
-        self._optimizer_steps += students
-        if self._optimizer_steps > PATIENCE:
+        if not any(id(p) in held for seam in self.seams.values() for p in seam.student.parameters()):
+            self._optimizers.without_students |= any(id(p) in held for p in self.model.parameters())
+            return
+        times = self._optimizers.with_students
+        times[id(optimizer)] = times.get(id(optimizer), 0) + 1
+        if times[id(optimizer)] > PATIENCE:
             raise HandoverError(
-                f"the optimizer has stepped {self._optimizer_steps} times since the handover moved.",
+                f"the optimizer has stepped {times[id(optimizer)]} times since the handover moved.",
                 f"Alpha stands still: handover.step() was last called at step {self.steps_done}.",
                 "call handover.step() after every optimizer.step().",
             )
 
     def _refuse_foreign_optimizer(self) -> None:
-        if self._optimizers_hold["others"] and not self._optimizers_hold["students"]:
+        if self._optimizers.without_students and not self._optimizers.with_students:
             raise HandoverError(
                 "step() was called after an optimizer step.",
                 "That optimizer holds parameters of this model but none of its students: it was built before replace_.",
@@ -452,6 +457,14 @@ class Handover:
             f"Handover({type(self.model).__name__}, {sites}, step {self.steps_done} of "
             f"{self._total_steps or 'an unknown total'}, alpha {span})"
         )
+
+
+@dataclass
+class _OptimizersSeen:
+    """The optimizers that stepped since the handover moved."""
+
+    with_students: dict[int, int] = field(default_factory=dict)  # how often each
+    without_students: bool = False  # one that holds other parameters of this model
 
 
 def _watch_optimizers(handover: Handover) -> RemovableHandle:

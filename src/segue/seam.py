@@ -86,14 +86,15 @@ class Seam(nn.Module):
         watched = self.watch is not Watch.NOTHING and self._watching(compiling)
         pair = watched and self.watch is Watch.PAIR
         if self.view is View.STUDENT or (not self.hold and (self.closed_in_graph if compiling else self.closed)):
-            if not pair:
+            unchecked = self.view is View.BLEND and self.teacher is not None and not (self.may_skip or compiling)
+            if not (pair or unchecked):
                 return self._student_alone(args, kwargs, watched)
             return self._joined(*self._both(args, kwargs), 1.0, watched)
         if self.hold:
             must_run = watched or (self.training and torch.is_grad_enabled() and not self.may_skip)
             if not must_run:
                 return self._anchored(self._call_teacher(args, kwargs))
-            return self._joined(*self._both(args, kwargs, detach=True), 0.0, watched)
+            return self._joined(*self._both(args, kwargs, detach=True), 0.0, watched, tied=not watched)
         if compiling:
             weight: float | Tensor = self.student_weight if self.training else self.student_mean
         else:
@@ -104,9 +105,14 @@ class Seam(nn.Module):
                 return self._anchored(self._call_teacher(args, kwargs))
         return self._joined(*self._both(args, kwargs), weight, watched)
 
-    def _joined(self, teacher: Any, student: Any, weight: float | Tensor, watched: bool) -> Any:
+    def _joined(self, teacher: Any, student: Any, weight: float | Tensor, watched: bool, tied: bool = True) -> Any:
+        """Blend the two outputs; untied, a student without weight leaves no trace in the graph."""
         if watched:
             self._record(teacher, student)
+        if not (torch.compiler.is_compiling() or torch.is_grad_enabled()):
+            self.may_skip = True  # compared below, and no backward will recompute this forward
+        if not tied:
+            student = detached(student)
         return merge(teacher, student, lambda t, s: _own(mix(t, s, weight), (t, s), watched), self.site)
 
     def _teacher_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -165,8 +171,10 @@ class Seam(nn.Module):
         return compiling or torch._C._current_graph_task_id() == -1
 
     def _record(self, teacher: Any, student: Any) -> None:
-        sides = (teacher, student) if self.watch is Watch.PAIR else (student,)
-        self.records.append(tuple(first_floating(side, self.site) for side in sides))
+        kept = first_floating(student, self.site)
+        # the teacher's output is a target: no loss may move it, not even where the gradient passes the teacher
+        pair = self.watch is Watch.PAIR
+        self.records.append((first_floating(teacher, self.site).detach(), kept) if pair else (kept,))
 
     def _anchored(self, output: Any) -> Any:
         """Tie an output to the student it left out, with zero gradients, so that backward() and DDP find every parameter."""

@@ -65,7 +65,7 @@ def linear_cka(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> 
     t, s = _rows(teacher, mask), _rows(student, mask)
     t, s = t - t.mean(0), s - s.mean(0)
     across = (t.T @ s).square().sum()
-    norms = torch.linalg.matrix_norm(t.T @ t) * torch.linalg.matrix_norm(s.T @ s)
+    norms: Tensor = torch.linalg.matrix_norm(t.T @ t) * torch.linalg.matrix_norm(s.T @ s)
     return across / norms.clamp_min(torch.finfo(t.dtype).tiny)
 
 

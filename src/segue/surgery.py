@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from segue.errors import HandoverError, StudentError
 from segue.outputs import fork_caches, merge
 from segue.plan import Plan
-from segue.sites import Site
+from segue.sites import Site, is_seam
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -40,6 +40,17 @@ def refuse_wrapped(model: nn.Module) -> None:
             f"replace_ was asked to change a model that is already wrapped by {wrapper}.",
             "The wrapper holds on to the parameters that are about to be replaced.",
             "call replace_ on the plain model first, then wrap, shard or compile it. Nothing was changed.",
+        )
+
+
+def refuse_running(model: nn.Module) -> None:
+    """Refuse a second handover in one model: it would freeze the students of the first."""
+    running = next((name for name, module in model.named_modules() if is_seam(module)), None)
+    if running is not None:
+        raise HandoverError(
+            "replace_ was asked to start a handover.",
+            f"Another one is running in this model, at {running!r} among others.",
+            "name all sites in one plan (PerSite gives them schedules of their own), or finish the first.",
         )
 
 

@@ -66,6 +66,9 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
         with handover.as_student():
             students_view = call()
             missed = [name for name, seam in seams.items() if not seam.reached]
+            with handover.recording(Watch.PAIR):
+                call()
+                pairs = {name: seam.records for name, seam in seams.items()}
         report.add("every site is called", [] if handover.plan.unreached == "ignore" else missed)
 
         with surgery.in_place_of_seams(model, {s: _teacher(seams[s.name]) for s in handover.sites}):
@@ -73,6 +76,8 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
         with surgery.in_place_of_seams(model, {s: seams[s.name].student for s in handover.sites}):
             report.add("student-only equals the finalized model, bit for bit", _differences(call(), students_view))
 
+        wild = [name for name, kept in pairs.items() if any(_finite(t) and not _finite(s) for t, s in kept)]
+        report.add("every student returns finite numbers where its teacher does", wild)
         hashes = {name: surgery.fingerprint(_teacher(seam).state_dict()) for name, seam in seams.items()}
         changed = [name for name, digest in hashes.items() if digest != handover.teacher_hashes[name]]
         report.add("teachers are unchanged", changed)
@@ -172,6 +177,10 @@ def _gradients(call: _Call, parameters: list[nn.Parameter]) -> list[Tensor | Non
     loss = sum((x.float() * torch.randn(x.shape, generator=generator).to(x.device)).mean() for x in outputs)
     assert isinstance(loss, Tensor)
     return list(torch.autograd.grad(loss, parameters, allow_unused=True))
+
+
+def _finite(x: Tensor) -> bool:
+    return bool(x.isfinite().all())
 
 
 def _teacher(seam: Seam) -> nn.Module:

@@ -22,6 +22,6 @@ def declare_missing_operators() -> None:
     except ImportError:
         return
     except RuntimeError:
-        _library = torch.library.Library("torchvision", "DEF")
+        _library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
-            _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]

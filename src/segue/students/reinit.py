@@ -30,7 +30,7 @@ class Reinit:
     """
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
-        student = copy.deepcopy(teacher)
+        student = copy.deepcopy(teacher).requires_grad_(True)
         with torch.no_grad():
             for name, module in student.named_modules():
                 _reinitialise(module, name or type(module).__name__, site)

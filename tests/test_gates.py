@@ -1,0 +1,85 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from segue.errors import PlanError
+from segue.gates import Bernoulli, Blend, GumbelSoftmax, Noise
+
+GATES = [Blend(), Bernoulli(), GumbelSoftmax(), GumbelSoftmax(temperature=0.3)]
+DRAWS = 20_000
+
+
+def draws(gate, alpha: float, count: int = DRAWS) -> torch.Tensor:
+    return torch.tensor([gate(alpha, Noise(0, step, "site")) for step in range(count)], dtype=torch.float64)
+
+
+def test_noise_is_a_pure_function_of_seed_step_site_and_draw():
+    assert Noise(1, 2, "a").uniform() == Noise(1, 2, "a").uniform()
+    keys = [Noise(s, t, n).uniform(d) for s in range(3) for t in range(3) for n in "ab" for d in range(2)]
+    assert len(set(keys)) == len(keys)
+    assert all(0 < u < 1 for u in keys)
+
+
+def test_noise_is_uniform():
+    u = torch.tensor([Noise(0, step, "x").uniform() for step in range(DRAWS)], dtype=torch.float64).sort().values
+    grid = (torch.arange(DRAWS, dtype=torch.float64) + 0.5) / DRAWS
+    assert (u - grid).abs().max() < 1.63 / math.sqrt(DRAWS)  # Kolmogorov-Smirnov at 1 %
+
+
+def test_noise_never_changes_between_versions():
+    assert Noise(0, 0, "blocks.0.attn").uniform() == pytest.approx(0.9996827979946112, abs=1e-15)
+
+
+@pytest.mark.parametrize("gate", GATES, ids=repr)
+def test_endpoints_are_exact(gate):
+    for noise in (None, Noise(0, 0, "s"), Noise(1, 5, "s")):
+        assert gate(1.0, noise) == 0.0
+        assert gate(0.0, noise) == 1.0
+
+
+def test_blend_is_one_minus_alpha():
+    assert Blend()(0.3, Noise(0, 0, "s")) == Blend()(0.3, None) == 0.7
+
+
+def test_bernoulli_is_a_coin_with_probability_one_minus_alpha():
+    coins = draws(Bernoulli(), 0.3)
+    assert set(coins.tolist()) == {0.0, 1.0}
+    assert abs(coins.mean() - 0.7) < 4 * math.sqrt(0.21 / DRAWS)
+    assert Bernoulli()(0.3, None) == 0.7
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+def test_gumbel_softmax_has_the_distribution_of_torchs(p, temperature):
+    ours = draws(GumbelSoftmax(temperature=temperature), 1 - p).sort().values
+    torch.manual_seed(0)
+    logits = torch.tensor([p, 1 - p], dtype=torch.float64).log().expand(DRAWS, 2)
+    theirs = F.gumbel_softmax(logits, tau=temperature)[:, 0].sort().values
+    quantiles = torch.linspace(0.02, 0.98, 49, dtype=torch.float64)
+    torch.testing.assert_close(ours.quantile(quantiles), theirs.quantile(quantiles), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.3, 1.0, 4.0])
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
+def test_the_mean_of_the_soft_coin_is_its_integral(p, temperature):
+    u = (torch.arange(2_000_000, dtype=torch.float64) + 0.5) / 2_000_000
+    integral = torch.sigmoid((torch.tensor(p).double().logit() + u.logit()) / temperature).mean().item()
+    assert GumbelSoftmax(temperature=temperature)(1 - p, None) == pytest.approx(integral, abs=2e-6)
+
+
+def test_the_mean_is_not_p():
+    assert GumbelSoftmax()(0.9, None) == pytest.approx(0.184, abs=5e-4)
+
+
+def test_the_soft_coin_survives_extreme_shares():
+    for alpha in (1e-300, 1e-12, 1 - 1e-12):
+        for noise in (None, Noise(0, 0, "s")):
+            assert 0 <= GumbelSoftmax(temperature=0.01)(alpha, noise) <= 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
+def test_a_temperature_divides(temperature):
+    with pytest.raises(PlanError, match="must be positive"):
+        GumbelSoftmax(temperature=temperature)

@@ -1,0 +1,54 @@
+"""The package as a user gets it: a wheel with two dependencies, quick and clean to import."""
+
+import email
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    pytest.importorskip("build")
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--sdist", "--outdir", str(out), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    return next(out.glob("*.whl"))
+
+
+def test_the_wheel_and_the_sdist_pass_twine(wheel):
+    files = [str(path) for path in wheel.parent.iterdir()]
+    assert len(files) == 2
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True, capture_output=True)
+
+
+def test_the_core_needs_torch_and_safetensors_only(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = email.message_from_string(
+            archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
+        )
+        assert "segue/py.typed" in archive.namelist()
+    needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    assert sorted(line.split(">")[0] for line in needed) == ["safetensors", "torch"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_public_names_exist():
+    import segue
+
+    assert all(hasattr(segue, name) for name in segue.__all__)
+
+
+def test_no_path_or_host_of_one_machine_is_in_the_repository():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    places = [f"/{name}/" for name in ("work", "farm", "root")]
+    for name in tracked.stdout.split():
+        if (ROOT / name).suffix in (".py", ".md", ".toml", ".yml", ".txt", ".json"):
+            text = (ROOT / name).read_text(encoding="utf-8")
+            assert not any(place in text for place in places), name

@@ -1,0 +1,89 @@
+import dataclasses
+import json
+
+import pytest
+from torch import nn
+
+import segue
+from segue import gates, losses, methods, schedules, students
+from segue.errors import PlanError
+from segue.plan import Plan, unsaved
+
+WRAPPED = Plan(
+    sites=["a.*", "re:b"],
+    schedule=schedules.Staggered(
+        then=schedules.PerSite(schedules={"a.0": schedules.Hold(fraction=0.2)}), order=(1, 0), overlap=0.25
+    ),
+    guidance=losses.OnTeacherStream(then=losses.CosineGuidance(weight=0.5, schedule=schedules.Cosine())),
+    gate=gates.GumbelSoftmax(temperature=0.7),
+    train="all",
+    seed=3,
+)
+
+
+@pytest.mark.parametrize("plan", [*(method(sites="x") for method in methods.ALL.values()), WRAPPED])
+def test_a_plan_survives_json(plan):
+    data = json.loads(json.dumps(plan.to_dict()))
+    assert Plan.from_dict(data) == plan
+    assert unsaved(data) == []
+
+
+def test_every_built_in_is_a_frozen_keyword_only_dataclass():
+    rooms = (gates, schedules, losses, students)
+    built = [x for room in rooms for x in vars(room).values() if isinstance(x, type) and x.__module__.startswith("segue.")]
+    public = [x for x in built if callable(x) and "__call__" in vars(x)]
+    assert len(public) >= 15
+    for kind in public:
+        assert kind.__dataclass_params__.frozen, kind
+        assert all(field.kw_only for field in dataclasses.fields(kind)), kind
+
+
+def test_a_users_function_leaves_only_its_name():
+    def my_student(teacher, site):
+        return nn.Identity()
+
+    plan = Plan(sites="x", student=my_student)
+    data = plan.to_dict()
+    assert unsaved(data) == ["student (test_a_users_function_leaves_only_its_name.<locals>.my_student)"]
+    with pytest.raises(PlanError) as error:
+        Plan.from_dict(data)
+    assert str(error.value) == (
+        "the plan's student was to be rebuilt.\n"
+        "  It was your own 'test_a_users_function_leaves_only_its_name.<locals>.my_student', which cannot be saved by name.\n"
+        "  Hint: give it again: segue.load_(..., student=...) or Plan.from_dict(data, student=...)."
+    )
+    assert Plan.from_dict(data, student=my_student) == plan
+
+
+def test_a_file_can_name_only_seques_own_kinds():
+    data = Plan(sites="x").to_dict()
+    for evil in ("os.system", "gates.Noise_", "plan.Plan", "__builtins__.exec"):
+        with pytest.raises(PlanError, match="was to be rebuilt as"):
+            Plan.from_dict({**data, "gate": {"kind": evil}})
+    with pytest.raises(PlanError, match="has no setting 'strength'"):
+        Plan.from_dict({**data, "gate": {"kind": "gates.Blend", "strength": 1}})
+    with pytest.raises(PlanError, match="has no setting 'sights'"):
+        Plan.from_dict({**data, "sights": "x"})
+    with pytest.raises(PlanError, match="format 99"):
+        Plan.from_dict({**data, "format": 99})
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"train": "head"}, "The choices are 'students' and 'all'"),
+        ({"backbone": "frozen"}, "The choices are 'eval' and 'train'"),
+        ({"unreached": "warn"}, "The choices are 'error' and 'ignore'"),
+        ({"gate": segue.gates.Blend}, r"call the class to make one: Blend\(\)"),
+        ({"schedule": 0.5}, "give something callable"),
+        ({"guidance": "dfg"}, "give something callable"),
+        ({"distill": lambda t, s: 0}, "not a loss on the outputs of the whole model"),
+    ],
+)
+def test_impossible_plans_are_refused(settings, says):
+    with pytest.raises(PlanError, match=says):
+        Plan(sites="x", **settings)
+
+
+def test_a_plan_prints_its_configuration():
+    assert "schedule=Piecewise(points=((0.0, 1.0), (0.1, 0.3), (0.2, 0.0)))" in repr(Plan(sites="x"))
