@@ -244,7 +244,7 @@ class Handover:
         """
         parts = self.losses(mask)
         device = next(iter(self.seams.values())).student_weight.device
-        return sum(parts.values(), start=torch.zeros((), device=device))
+        return sum((part.to(device) for part in parts.values()), start=torch.zeros((), device=device))
 
     def losses(self, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Return the named parts of `aux_loss`: 'guidance/<site>' and 'distill'."""

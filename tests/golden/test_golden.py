@@ -1,0 +1,28 @@
+"""Golden curves: the losses of every method, so that a refactoring that changes the numbers is noticed.
+
+Write them anew, on purpose only: PYTHONPATH=tests python tests/golden/test_golden.py
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import SITES, optimizer_for, start, train
+
+import segue
+
+CURVES = Path(__file__).parent / "curves.json"
+
+
+def curve(name: str) -> list[float]:
+    handover = start(segue.methods.ALL[name](sites=SITES), total_steps=12)
+    return train(handover, optimizer_for(handover), 12)
+
+
+@pytest.mark.parametrize("name", segue.methods.ALL)
+def test_the_curve_is_the_golden_one(name):
+    assert curve(name) == pytest.approx(json.loads(CURVES.read_text())[name], rel=1e-4)
+
+
+if __name__ == "__main__":
+    CURVES.write_text(json.dumps({name: curve(name) for name in segue.methods.ALL}, indent=1) + "\n")
