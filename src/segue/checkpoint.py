@@ -146,12 +146,10 @@ def _tensor_state(module: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _backbone_hash(handover: Handover) -> str | None:
-    """Hash what stays frozen around the sites, so that students never continue inside another model."""
-    if handover.plan.train == "all":
-        return None
+def _backbone_hash(handover: Handover) -> str:
+    """Hash what lay around the sites, so that students never continue inside another model."""
     if handover.backbone_hash is None:
-        handover.backbone_hash = surgery.fingerprint(handover.frozen_backbone())
+        handover.backbone_hash = surgery.fingerprint(handover.original_backbone())
     return handover.backbone_hash
 
 
@@ -185,7 +183,7 @@ def _restore(
     handover: Handover, state: dict[str, Any], tensors: dict[str, Tensor], optimizer: Optimizer | None, lr_scheduler: Any
 ) -> None:
     _check_hashes(handover.teacher_hashes, state["segue"]["teachers"])
-    if state["backbone"] is not None and _backbone_hash(handover) != state["backbone"]:
+    if _backbone_hash(handover) != state["backbone"]:
         raise CheckpointError(
             f"a checkpoint was to be continued in {type(handover.model).__name__}.",
             "The weights around the sites differ from those it was trained with.",
@@ -279,17 +277,7 @@ def _require_alike(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> Non
 def _copy(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, target in targets.items():
-            target.copy_(_like(stored[name], target))
-
-
-def _like(value: Tensor, target: Tensor) -> Tensor:
-    """Shard a whole tensor as its target is sharded."""
-    if not hasattr(target, "full_tensor"):
-        return value
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    assert isinstance(target, DTensor)
-    return distribute_tensor(value.to(target.device), target.device_mesh, target.placements)
+            target.copy_(surgery.sharded_like(stored[name], target))
 
 
 # Files

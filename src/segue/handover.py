@@ -134,10 +134,9 @@ class Handover:
             return {name: x for name, x in self._backbone(iter(state.items())) if name in buffers}
         return {}
 
-    def frozen_backbone(self) -> dict[str, Tensor]:
-        """Return what stays as it was outside the sites, by name."""
-        changing = self.backbone_that_changes()
-        return {name: x for name, x in self._backbone(iter(self.model.state_dict().items())) if name not in changing}
+    def original_backbone(self) -> dict[str, Tensor]:
+        """Return what lay around the sites when the handover began, by name."""
+        return {**dict(self._backbone(iter(self.model.state_dict().items()))), **self._snapshot.tensors}
 
     def _pinned_modules(self) -> list[nn.Module]:
         """Return the modules that stay in evaluation: all but the seams and what contains them."""
