@@ -37,6 +37,31 @@ def test_the_core_needs_torch_and_safetensors_only(wheel):
     assert metadata["License-Expression"] == "Apache-2.0"
 
 
+CORE_ALONE = """
+import sys, warnings
+for name in ("numpy", "timm", "transformers", "sklearn", "matplotlib", "torchvision", "accelerate"):
+    sys.modules[name] = None
+import torch, segue
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's own words
+model, fresh = (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)) for _ in range(2))
+handover = segue.replace_(model, segue.methods.dcr_dfg(sites="0"), total_steps=2)
+optimizer = torch.optim.AdamW(handover.parameters())
+x = torch.randn(3, 4)
+handover.verify(x, optimizer=optimizer)
+for _ in range(2):
+    (model(x).sum() + handover.aux_loss()).backward()
+    optimizer.step()
+    handover.step()
+    segue.save(handover, sys.argv[1] + "/run", optimizer=optimizer)
+segue.save(handover.finalize_(), sys.argv[1] + "/model")
+assert torch.equal(segue.load_(fresh, sys.argv[1] + "/model")(x), model(x))
+"""
+
+
+def test_the_core_works_with_torch_alone(tmp_path):
+    subprocess.run([sys.executable, "-W", "error", "-c", CORE_ALONE, str(tmp_path)], check=True)
+
+
 def test_public_names_exist():
     import segue
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from segue import surgery
+from segue import surgery, tensor_files
 from segue.errors import CheckpointError, SegueWarning
 from segue.handover import Handover, replace_
 from segue.plan import Plan, unsaved
@@ -319,8 +319,6 @@ class _TensorBag:
 
 
 def _write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
-    from safetensors.torch import save_file  # imported late: `import segue` stays quick
-
     unique, aliases = _without_aliases({name: surgery.full(value) for name, value in tensors.items()})
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if distributed and torch.distributed.get_rank() != 0:
@@ -328,7 +326,7 @@ def _write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep
     folder.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
     try:
-        save_file(unique, draft / "tensors.safetensors")
+        tensor_files.write(draft / "tensors.safetensors", unique)
         text = json.dumps({"format": FORMAT, **state, "aliases": aliases})
         (draft / "state.json").write_text(text, encoding="utf-8")
         files = {name: _hash_file(draft / name) for name in ("state.json", "tensors.safetensors")}
@@ -368,8 +366,6 @@ def _without_aliases(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dic
 
 
 def _read(folder: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
-    from safetensors.torch import load_file
-
     folder = _resolve(folder)
     if reason := _damage(folder):
         raise _damaged(folder, reason)
@@ -380,7 +376,7 @@ def _read(folder: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
             f"It has format {state.get('format')!r}, this version of Segue reads {FORMAT}.",
             "read it with the version that wrote it.",
         )
-    tensors = load_file(folder / "tensors.safetensors")
+    tensors = tensor_files.read(folder / "tensors.safetensors")
     tensors |= {name: tensors[original] for name, original in state["aliases"].items()}
     return folder, state, tensors
 

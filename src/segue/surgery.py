@@ -5,7 +5,6 @@ Every check comes before the first change, and whatever was changed is recorded 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from segue.errors import HandoverError, StudentError
 from segue.outputs import fork_caches, merge
 from segue.plan import Plan
 from segue.sites import Site, is_seam
+from segue.tensor_files import memory
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -223,8 +223,7 @@ def fingerprint(tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = full(tensors[name]).detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        if size := tensor.numel() * tensor.element_size():
-            digest.update((ctypes.c_char * size).from_address(tensor.data_ptr()))
+        digest.update(memory(tensor))
     return digest.hexdigest()
 
 

@@ -1,0 +1,62 @@
+"""Tensors on disk, in the safetensors format.
+
+The safetensors package writes through numpy, which the core does not need otherwise. The format is plain, so it is written
+here: eight bytes with the length of a JSON header, the header, then the tensors' bytes in order. Reading is the package's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write contiguous tensors on the CPU; wide types come first, so that all are aligned."""
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header, end = {}, 0
+    for name in ordered:
+        start, end = end, end + tensors[name].nbytes
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": DTYPES[tensors[name].dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for name in ordered:
+            file.write(memory(tensors[name]))
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Read every tensor of a file."""
+    from safetensors.torch import load_file  # imported late: `import segue` stays quick
+
+    return load_file(path)
+
+
+def memory(tensor: Tensor) -> bytes | ctypes.Array[ctypes.c_char]:
+    """Show the bytes of a contiguous tensor on the CPU without a copy."""
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
