@@ -41,8 +41,8 @@ CORE_ALONE = """
 import sys, warnings
 for name in ("numpy", "timm", "transformers", "sklearn", "matplotlib", "torchvision", "accelerate"):
     sys.modules[name] = None
-import torch, segue
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's own words
+import torch, segue
 model, fresh = (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)) for _ in range(2))
 handover = segue.replace_(model, segue.methods.dcr_dfg(sites="0"), total_steps=2)
 optimizer = torch.optim.AdamW(handover.parameters())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
     """Run every check and raise if one fails; the model, its modes, its random state and its step stay as they were."""
     report = Verification()
     model, seams = handover.model, handover.seams
-    with _aside(handover), surgery.evaluating(model), torch.compiler.set_stance("force_eager"):
+    with _aside(handover), surgery.evaluating(model), _eagerly():
         call = _Call(model, args, kwargs)
         with handover.as_teacher():
             teachers_view = call()
@@ -97,6 +98,11 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
             "mend what FAIL names; handover.cancel_() brings the original model back.",
         )
     return report
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    """Leave compiled code out; where nothing was compiled, do not load torch's compiler to say so."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 class _Call:
