@@ -158,8 +158,8 @@ def _random_states() -> dict[str, Any]:
     states: dict[str, Any] = {"python": [version, list(words), gauss], "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state_all()
-    if "numpy" in sys.modules:
-        name, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
+    if numpy := sys.modules.get("numpy"):
+        name, keys, position, has_gauss, cached = numpy.random.get_state()
         states["numpy"] = [name, keys.tolist(), position, has_gauss, cached]
     return states
 
@@ -170,8 +170,7 @@ def _set_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states["cuda"])
-    if "numpy" in states and "numpy" in sys.modules:
-        numpy = sys.modules["numpy"]
+    if "numpy" in states and (numpy := sys.modules.get("numpy")):
         name, keys, *rest = states["numpy"]
         numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
 
