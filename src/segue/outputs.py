@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from segue.errors import StudentError
 from segue.sites import Site
+
+CACHE_MOVES = ("reorder_cache", "crop", "batch_repeat_interleave", "batch_select_indices", "reset")
 
 
 def mix(teacher: Tensor, student: Tensor, weight: float | Tensor) -> Tensor:
@@ -74,6 +77,8 @@ def merge(teacher: Any, student: Any, join: Callable[[Tensor, Tensor], Tensor], 
             value = merge(getattr(teacher, name), getattr(student, name), join, site, f"{at}.{name}")
             object.__setattr__(result, name, value)
         return result
+    if _is_cache(teacher) and _is_cache(student) and teacher is not student:
+        _attach(student, teacher)  # made inside the call: each side will find its own past again
     return student
 
 
@@ -121,11 +126,22 @@ def fork_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[An
     Hugging Face passes a key/value cache through the call, in training too. If both sides wrote to it, the second would attend
     to the keys of the first. The teacher's cache stays with the student's, so it remembers its own past.
     """
+    return _with_caches(_teachers_cache, args, kwargs)
+
+
+def copy_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copy the caches of a call as they are now."""
+    return _with_caches(_copy_state, args, kwargs)
+
+
+def _with_caches(
+    change: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not any(_is_cache(x) for x in args) and not any(_is_cache(x) for x in kwargs.values()):
         return args, kwargs
     return (
-        tuple(_teachers_cache(x) if _is_cache(x) else x for x in args),
-        {key: _teachers_cache(x) if _is_cache(x) else x for key, x in kwargs.items()},
+        tuple(change(x) if _is_cache(x) else x for x in args),
+        {key: change(x) if _is_cache(x) else x for key, x in kwargs.items()},
     )
 
 
@@ -134,11 +150,28 @@ def _is_cache(x: Any) -> bool:
 
 
 def _teachers_cache(cache: Any) -> Any:
-    fork = cache.__dict__.get("_segue_teachers")
-    if fork is None:
-        fork = _copy_state(cache)
-        cache._segue_teachers = fork
-    return fork
+    if "_segue_teachers" not in cache.__dict__:
+        _attach(cache, _copy_state(cache))
+    return cache._segue_teachers
+
+
+def _attach(cache: Any, teachers: Any) -> None:
+    """Let the teacher's cache travel with the student's and follow its moves, such as a beam search's reordering."""
+    if "_segue_teachers" not in cache.__dict__:
+        cache.__class__ = _in_step(cache.__class__)
+    cache._segue_teachers = teachers
+
+
+@lru_cache
+def _in_step(kind: Any) -> type:
+    def follow(name: str) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            getattr(self._segue_teachers, name)(*args, **kwargs)
+            return getattr(kind, name)(self, *args, **kwargs)
+
+        return method
+
+    return type(kind.__name__, (kind,), {name: follow(name) for name in CACHE_MOVES if hasattr(kind, name)})
 
 
 def _copy_state(x: Any) -> Any:

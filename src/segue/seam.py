@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from segue.errors import HandoverError
 from segue.outputs import detached, first_floating, fork_caches, merge, mix
+from segue.side_records import record, same_layout, taken_aside
 from segue.sites import Site
 
 
@@ -106,14 +107,19 @@ class Seam(nn.Module):
         return self._joined(*self._both(args, kwargs), weight, watched)
 
     def _joined(self, teacher: Any, student: Any, weight: float | Tensor, watched: bool, tied: bool = True) -> Any:
-        """Blend the two outputs; untied, a student without weight leaves no trace in the graph."""
+        """Blend what `_both` returned; untied, a student without weight leaves no trace in the graph."""
         if watched:
-            self._record(teacher, student)
+            self._record(teacher[0], student[0])
         if not (torch.compiler.is_compiling() or torch.is_grad_enabled()):
             self.may_skip = True  # compared below, and no backward will recompute this forward
         if not tied:
             student = detached(student)
-        return merge(teacher, student, lambda t, s: _own(mix(t, s, weight), (t, s), watched), self.site)
+
+        def join(t: Tensor, s: Tensor) -> Tensor:
+            return _own(mix(t, s, weight), (t, s), watched)
+
+        record(merge(teacher[1], student[1], join, self.site, "records"))
+        return merge(teacher[0], student[0], join, self.site)
 
     def _teacher_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = self._present_teacher()(*args, **kwargs)
@@ -128,10 +134,11 @@ class Seam(nn.Module):
         return output
 
     def _both(self, args: tuple[Any, ...], kwargs: dict[str, Any], detach: bool = False) -> tuple[Any, Any]:
-        """Evaluate the two sides on the same input; a cache in the call is written by the student only."""
+        """Evaluate the two sides on the same input, each with its side records; only the student writes to a cache."""
         for_teacher = fork_caches(args, kwargs)
         before = _versions(args, kwargs)
-        teacher = self._call_teacher(*for_teacher)
+        with taken_aside() as teachers:
+            teacher = self._call_teacher(*for_teacher)
         if _versions(args, kwargs) != before:
             raise HandoverError(
                 f"teacher and student were to be evaluated on the same input at site {self.site.name!r}.",
@@ -140,7 +147,9 @@ class Seam(nn.Module):
             )
         if detach:
             args, kwargs = detached((args, kwargs))
-        return teacher, self.student(*args, **kwargs)
+        with taken_aside() as students:
+            student = self.student(*args, **kwargs)
+        return (teacher, teachers if same_layout(teachers, students) else students), (student, students)
 
     def _call_teacher(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         teacher = self._present_teacher()

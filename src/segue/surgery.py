@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.errors import HandoverError, StudentError
-from segue.outputs import fork_caches, merge
+from segue.outputs import copy_caches, merge
 from segue.plan import Plan
 from segue.sites import Site, is_seam
 from segue.tensor_files import memory
@@ -89,37 +89,44 @@ def _check_student(student: object, teacher: nn.Module, site: Site, model: nn.Mo
 
 def try_students(model: nn.Module, sites: list[Site], students: dict[str, nn.Module], example: Any) -> None:
     """Run the untouched model once on an example and each student on what its teacher sees."""
-    reached: set[str] = set()
+    answers: dict[str, list[Any]] = {site.name: [] for site in sites}
+
+    def ask(site: Site) -> Callable[..., None]:
+        def before(teacher: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            args, kwargs = copy_caches(args, kwargs)
+            try:
+                with evaluating(students[site.name]):
+                    answers[site.name].append(students[site.name](*args, **kwargs))
+            except Exception as error:
+                raise StudentError(
+                    f"the student at site {site.name!r} was called as its teacher is called.",
+                    f"It raised {type(error).__name__}: {error}",
+                    "give it the teacher's signature. Nothing was changed.",
+                ) from error
+
+        return before
 
     def compare(site: Site) -> Callable[..., None]:
-        def hook(teacher: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            reached.add(site.name)
-            student_args, student_kwargs = fork_caches(args, kwargs)
-            student = students[site.name]
-            with evaluating(student):
-                try:
-                    answer = student(*student_args, **student_kwargs)
-                except Exception as error:
-                    raise StudentError(
-                        f"the student at site {site.name!r} was called as its teacher is called.",
-                        f"It raised {type(error).__name__}: {error}",
-                        "give it the teacher's signature. Nothing was changed.",
-                    ) from error
-            merge(output, answer, lambda t, _: t, site)
+        def after(teacher: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            merge(output, answers[site.name][-1], lambda t, _: t, site)
 
-        return hook
+        return after
 
     args, kwargs = call_arguments(example)
-    handles = [model.get_submodule(site.name).register_forward_hook(compare(site), with_kwargs=True) for site in sites]
+    handles = []
+    for site in sites:
+        teacher = model.get_submodule(site.name)
+        handles.append(teacher.register_forward_pre_hook(ask(site), with_kwargs=True))
+        handles.append(teacher.register_forward_hook(compare(site)))
     try:
-        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention():
             model(*args, **kwargs)
     finally:
         for handle in handles:
             handle.remove()
-    for site in sites:
-        if site.name not in reached:
-            raise unreached(site.name)
+    for name, given in answers.items():
+        if not given:
+            raise unreached(name)
 
 
 def unreached(name: str) -> HandoverError:
@@ -148,6 +155,17 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for m, mode in modes:
             m.training = mode
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Keep torch's fused encoder path out, which computes attention without calling the attention module."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 @contextmanager

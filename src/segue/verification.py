@@ -60,7 +60,7 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
     """Run every check and raise if one fails; the model, its modes, its random state and its step stay as they were."""
     report = Verification()
     model, seams = handover.model, handover.seams
-    with _aside(handover), surgery.evaluating(model), _eagerly():
+    with _aside(handover), surgery.evaluating(model), surgery.plain_attention(), _eagerly():
         call = _Call(model, args, kwargs)
         with handover.as_teacher():
             teachers_view = call()

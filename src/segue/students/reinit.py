@@ -30,7 +30,9 @@ class Reinit:
     """
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
-        student = copy.deepcopy(teacher).requires_grad_(True)
+        # a Hugging Face configuration stays the model's own, so that later changes to it reach the student
+        shared = {id(m.config): m.config for m in teacher.modules() if hasattr(m, "config")}
+        student = copy.deepcopy(teacher, memo=shared).requires_grad_(True)
         with torch.no_grad():
             for name, module in student.named_modules():
                 _reinitialise(module, name or type(module).__name__, site)
