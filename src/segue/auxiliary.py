@@ -15,7 +15,7 @@ from segue.moment import Moment
 from segue.outputs import tensors
 from segue.plan import Plan
 from segue.seam import Seam, Watch
-from segue.surgery import evaluating
+from segue.surgery import evaluating, plain_attention
 
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 
@@ -73,11 +73,15 @@ class AuxiliaryLosses:
             return {}
         if not (self.guidance or self.distill > 0):
             return {}
-        fresh = self.calls or any(seam.records for seam in self.seams.values())
-        if not fresh:
+        self._refuse_blind()
+        if not (self.calls or any(seam.records for seam in self.seams.values())):
             if self._parts is not None:
                 return self._parts
-            self._refuse_missing()
+            raise HandoverError(
+                "aux_loss() was asked for the losses of the last forward.",
+                "No training forward of the model has passed since the last step.",
+                "call the model in training mode first, then aux_loss(), then backward().",
+            )
         self._parts = self._compute(model, mask, as_teacher)
         self.calls.clear()
         return self._parts
@@ -110,9 +114,10 @@ class AuxiliaryLosses:
         for seam in self.seams.values():
             seam.watch = Watch.TEACHER if self.on_teacher_stream else Watch.NOTHING
         try:
-            with torch.no_grad(), as_teacher(), evaluating(model):
+            with torch.no_grad(), as_teacher(), evaluating(model), plain_attention():
                 for args, kwargs, _ in self.calls:
                     outputs.append((self.original or model)(*args, **kwargs))
+                torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
         finally:
             for name, seam in self.seams.items():
                 seam.watch = kept[name]
@@ -135,18 +140,14 @@ class AuxiliaryLosses:
             )
         return found
 
-    def _refuse_missing(self) -> None:
-        if any(seam.blind for seam in self.seams.values()):
+    def _refuse_blind(self) -> None:
+        blind = [name for name in self.guidance if self.seams[name].blind and not self.seams[name].records]
+        if blind:
             raise HandoverError(
                 "aux_loss() was asked for the guidance of the last forward.",
-                "That forward ran without gradients inside the sites, as reentrant activation checkpointing does.",
+                f"That forward ran without gradients at {blind[0]!r}, as reentrant activation checkpointing does.",
                 "use checkpoint(..., use_reentrant=False), or call the model outside torch.no_grad().",
             )
-        raise HandoverError(
-            "aux_loss() was asked for the losses of the last forward.",
-            "No training forward of the model has passed since the last step.",
-            "call the model in training mode first, then aux_loss(), then backward().",
-        )
 
 
 _AsTeacher = Callable[[], AbstractContextManager[Any]]

@@ -149,7 +149,7 @@ def _tensor_state(module: nn.Module) -> dict[str, Tensor]:
 def _backbone_hash(handover: Handover) -> str:
     """Hash what lay around the sites, so that students never continue inside another model."""
     if handover.backbone_hash is None:
-        handover.backbone_hash = surgery.fingerprint(handover.original_backbone())
+        handover.backbone_hash = tensor_files.fingerprint(handover.original_backbone())
     return handover.backbone_hash
 
 
@@ -247,7 +247,7 @@ def _in_order(record: dict[str, Any] | None) -> list[dict[str, Any]]:
 def _check_teachers(model: nn.Module, state: dict[str, Any]) -> None:
     names = list(state["segue"]["teachers"])
     select(model, names)
-    hashes = {name: surgery.fingerprint(model.get_submodule(name).state_dict()) for name in names}
+    hashes = {name: tensor_files.fingerprint(model.get_submodule(name).state_dict()) for name in names}
     _check_hashes(hashes, state["segue"]["teachers"])
 
 
@@ -318,7 +318,7 @@ class _TensorBag:
 
 
 def _write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
-    unique, aliases = _without_aliases({name: surgery.full(value) for name, value in tensors.items()})
+    unique, aliases = _without_aliases({name: tensor_files.full(value) for name, value in tensors.items()})
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if distributed and torch.distributed.get_rank() != 0:
         return folder

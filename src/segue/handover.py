@@ -85,7 +85,7 @@ class Handover:
             name: Seam(teacher, students[name], site, teacher_gradient=plan.teacher_gradient)
             for site, (name, teacher) in zip(sites, teachers.items(), strict=True)
         }
-        self.teacher_hashes = {name: surgery.fingerprint(teacher.state_dict()) for name, teacher in teachers.items()}
+        self.teacher_hashes = {name: seam.teacher_hash for name, seam in self.seams.items()}  # as the handover began
         self.auxiliary = AuxiliaryLosses(plan, self.seams, self._frozen_original())
         self._install()
         self._follow(now)
@@ -194,7 +194,7 @@ class Handover:
         self.steps_done = step
         self._optimizers = _OptimizersSeen()
         for seam in self.seams.values():
-            seam.may_skip = seam.may_skip or seam.reached
+            seam.may_skip = seam.may_skip or True in seam.reached
         if self.plan.release:
             self._release()
 
@@ -310,6 +310,7 @@ class Handover:
             args, kwargs = self._last_input
         with self.recording(Watch.PAIR), self._viewing(View.STUDENT), surgery.evaluating(self.model):
             self.model(*args, **kwargs)
+            torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
             pairs = {name: seam.records for name, seam in self.seams.items() if seam.records}
             result = {name: _mean([measure(t, s, padding_mask) for t, s in records]) for name, records in pairs.items()}
         observe = getattr(self.plan.schedule, "observe", None)
@@ -389,8 +390,6 @@ class Handover:
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
-        for seam in self.seams.values():
-            seam.reached = False
         if model.training and not self._in_teachers_pass:
             self._last_input = args, kwargs
 
@@ -400,7 +399,7 @@ class Handover:
         if torch.compiler.is_compiling() or not self.refuses_unreached:
             return
         for name, seam in self.seams.items():
-            if not seam.reached:
+            if seam.training not in seam.reached:
                 raise surgery.unreached(name)
 
     @property

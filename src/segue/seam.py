@@ -17,6 +17,7 @@ from segue.errors import HandoverError
 from segue.outputs import detached, first_floating, fork_caches, merge, mix
 from segue.side_records import record, same_layout, taken_aside
 from segue.sites import Site
+from segue.tensor_files import fingerprint
 
 
 class View(Enum):
@@ -59,13 +60,14 @@ class Seam(nn.Module):
         self.closed_in_graph = False  # the same for compiled code, switched for groups of sites at a time
         self.may_skip = False  # both sides have run once and were compared, so one may be left out
         self.measuring = False  # watch in evaluation too
-        self.reached = False  # a forward came by (not counted in compiled code)
+        self.reached: set[bool] = set()  # the modes (training or not) in which a forward came by; eager code only
         self.blind = False  # a training forward came by without gradients
         self.records: list[tuple[Tensor, ...]] = []
         device = next((p.device for p in (*teacher.parameters(), *student.parameters())), None)
         self.register_buffer("student_weight", torch.zeros((), dtype=torch.float32, device=device), persistent=False)
         self.register_buffer("student_mean", torch.zeros((), dtype=torch.float32, device=device), persistent=False)
         self.set_weight(0.0, 0.0)
+        self.teacher_hash = fingerprint(teacher.state_dict())  # of the weights as they must stay, anew after a cast
 
     def set_weight(self, weight: float, mean: float) -> None:
         """Set the student's weight for this step and its mean.
@@ -81,7 +83,7 @@ class Seam(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         compiling = torch.compiler.is_compiling()
         if not compiling:
-            self.reached = True
+            self.reached.add(self.training)
         if self.view is View.TEACHER:
             return self._teacher_alone(args, kwargs)
         watched = self.watch is not Watch.NOTHING and self._watching(compiling)
@@ -110,8 +112,6 @@ class Seam(nn.Module):
         """Blend what `_both` returned; untied, a student without weight leaves no trace in the graph."""
         if watched:
             self._record(teacher[0], student[0])
-        if not (torch.compiler.is_compiling() or torch.is_grad_enabled()):
-            self.may_skip = True  # compared below, and no backward will recompute this forward
         if not tied:
             student = detached(student)
 
@@ -176,10 +176,11 @@ class Seam(nn.Module):
             if not compiling:
                 self.blind = True
             return False
-        # A forward that activation checkpointing recomputes during backward was recorded the first time.
-        return compiling or torch._C._current_graph_task_id() == -1
+        return True
 
     def _record(self, teacher: Any, student: Any) -> None:
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            return  # activation checkpointing recomputes this forward during backward; it was recorded the first time
         kept = first_floating(student, self.site)
         # the teacher's output is a target: no loss may move it, not even where the gradient passes the teacher
         pair = self.watch is Watch.PAIR
@@ -215,10 +216,16 @@ class Seam(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Seam:
         """Keep the weight in float32 when the model is cast: bfloat16 knows only 27 numbers in [0.9, 1]."""
+        before = self._teacher_dtypes()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.teacher is not None and self._teacher_dtypes() != before:
+            self.teacher_hash = fingerprint(self.teacher.state_dict())
         self.student_weight, self.student_mean = self.student_weight.float(), self.student_mean.float()
         self.set_weight(self.weight_now, self.mean_now)
         return self
+
+    def _teacher_dtypes(self) -> list[torch.dtype]:
+        return [] if self.teacher is None else [tensor.dtype for tensor in self.teacher.state_dict().values()]
 
     def __getattr__(self, name: str) -> Any:
         """Answer for plain settings (`num_heads`, `batch_first`) as the student will after the handover.

@@ -17,7 +17,6 @@ from segue.errors import HandoverError, StudentError
 from segue.outputs import copy_caches, merge
 from segue.plan import Plan
 from segue.sites import Site, is_seam
-from segue.tensor_files import memory
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -233,21 +232,6 @@ class PinnedModes:
         for module in self.pinned:
             module.training = False
         return self.model
-
-
-def fingerprint(tensors: dict[str, Tensor]) -> str:
-    """Hash names, types, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = full(tensors[name]).detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(memory(tensor))
-    return digest.hexdigest()
-
-
-def full(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor that may be sharded over ranks."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def sharded_like(value: Tensor, target: Tensor) -> Tensor:

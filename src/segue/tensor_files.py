@@ -1,4 +1,4 @@
-"""Tensors on disk, in the safetensors format.
+"""Tensors as bytes: in files of the safetensors format, and as fingerprints.
 
 The safetensors package writes through numpy, which the core does not need otherwise. The format is plain, so it is written
 here: eight bytes with the length of a JSON header, the header, then the tensors' bytes in order. Reading is the package's.
@@ -7,6 +7,7 @@ here: eight bytes with the length of a JSON header, the header, then the tensors
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 from pathlib import Path
 
@@ -60,3 +61,18 @@ def read(path: Path) -> dict[str, Tensor]:
 def memory(tensor: Tensor) -> bytes | ctypes.Array[ctypes.c_char]:
     """Show the bytes of a contiguous tensor on the CPU without a copy."""
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
+
+
+def fingerprint(tensors: dict[str, Tensor]) -> str:
+    """Hash names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = full(tensors[name]).detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(memory(tensor))
+    return digest.hexdigest()
+
+
+def full(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor that may be sharded over ranks."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

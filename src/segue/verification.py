@@ -17,6 +17,7 @@ from segue import surgery
 from segue.errors import SegueWarning, VerificationError
 from segue.outputs import tensors
 from segue.seam import Seam, View, Watch
+from segue.tensor_files import fingerprint
 
 if TYPE_CHECKING:
     from segue.handover import Handover
@@ -79,8 +80,8 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
 
         wild = [name for name, kept in pairs.items() if any(_finite(t) and not _finite(s) for t, s in kept)]
         report.add("every student returns finite numbers where its teacher does", wild)
-        hashes = {name: surgery.fingerprint(_teacher(seam).state_dict()) for name, seam in seams.items()}
-        changed = [name for name, digest in hashes.items() if digest != handover.teacher_hashes[name]]
+        hashes = {name: fingerprint(_teacher(seam).state_dict()) for name, seam in seams.items()}
+        changed = [name for name, digest in hashes.items() if digest != seams[name].teacher_hash]
         report.add("teachers are unchanged", changed)
         _check_gradients(handover, call, report, [name for name in seams if name not in missed])
     if optimizer is not None:
@@ -114,6 +115,7 @@ class _Call:
     def __call__(self, gradients: bool = False) -> list[Tensor]:
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(gradients):
             torch.manual_seed(0)
+            torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
             return list(tensors(self.model(*self.args, **self.kwargs)))
 
 
@@ -125,7 +127,7 @@ def _aside(handover: Handover) -> Iterator[None]:
     weights = [(seam, seam.weight_now, seam.mean_now) for seam in handover.seams.values()]
     refuses, handover.refuses_unreached = handover.refuses_unreached, False
     for seam, _ in before:
-        seam.records, seam.watch = [], Watch.NOTHING
+        seam.records, seam.watch, seam.reached = [], Watch.NOTHING, set()
     try:
         yield
     finally:
@@ -180,9 +182,8 @@ def _gradients(call: _Call, parameters: list[nn.Parameter]) -> list[Tensor | Non
     if not outputs:
         return [None] * len(parameters)
     generator = torch.Generator().manual_seed(0)
-    loss = sum((x.float() * torch.randn(x.shape, generator=generator).to(x.device)).mean() for x in outputs)
-    assert isinstance(loss, Tensor)
-    return list(torch.autograd.grad(loss, parameters, allow_unused=True))
+    directions = [torch.randn(x.shape, generator=generator).to(x) for x in outputs]
+    return list(torch.autograd.grad(outputs, parameters, directions, allow_unused=True))
 
 
 def _finite(x: Tensor) -> bool:

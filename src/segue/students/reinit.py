@@ -31,7 +31,7 @@ class Reinit:
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
         # a Hugging Face configuration stays the model's own, so that later changes to it reach the student
-        shared = {id(m.config): m.config for m in teacher.modules() if hasattr(m, "config")}
+        shared = {id(m.config): m.config for m in teacher.modules() if "config" in vars(m)}
         student = copy.deepcopy(teacher, memo=shared).requires_grad_(True)
         with torch.no_grad():
             for name, module in student.named_modules():

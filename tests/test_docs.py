@@ -1,0 +1,148 @@
+"""The docs are true: their code runs, their links lead somewhere, their tables are the program's own."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import Net, batch
+from torch.nn import functional as F
+
+import segue
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "segue"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^```(.*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def python_blocks(page: Path) -> list[str]:
+    """Return the code to run, each block at its own line so that a traceback points into the page."""
+    text = page.read_text(encoding="utf-8")
+    found = [(match[1].split(), "\n" * (text.count("\n", 0, match.start()) + 1) + match[2]) for match in FENCE.finditer(text)]
+    kinds = {" ".join(info) for info, _ in found}
+    assert not any("python" in kind for kind in kinds - {"python", "python no-run"}), kinds
+    return [code for info, code in found if info == ["python"]]
+
+
+def prepared() -> dict[str, object]:
+    """Make what the pages call yours: a model with attention at blocks.*.attn, and batches of one epoch."""
+    return {
+        "torch": torch,
+        "F": F,
+        "pretrained": lambda: Net().train(),
+        "model": Net().train(),
+        "loader": [batch(seed) for seed in range(10)],
+    }
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
+def test_the_code_on_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        names = {} if page.name == "README.md" and page.parent == ROOT else prepared()  # the front page brings its own model
+        for code in python_blocks(page):
+            exec(compile(code, str(page), "exec"), names)
+
+
+def test_hardly_any_code_is_left_out():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert text.count("```python no-run") <= 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files_and_headings(page):
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, heading = target.partition("#")
+        goal = (page.parent / path).resolve() if path else page
+        assert goal.exists(), target
+        assert goal.is_relative_to(ROOT), target
+        assert not heading or heading in headings(goal), target
+
+
+def headings(page: Path) -> set[str]:
+    lines = FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
+    titles = [line.lstrip("#").strip().lower() for line in lines if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+def test_every_method_has_a_card_and_the_front_page_lists_it():
+    front = (ROOT / "README.md").read_text(encoding="utf-8")
+    for method in segue.methods.ALL:
+        card = ROOT / "docs" / "cards" / f"{method}.md"
+        assert f"segue.methods.{method}(" in card.read_text(encoding="utf-8")
+        assert f"(docs/cards/{method}.md)" in front
+
+
+def test_the_table_of_the_cards_is_the_programs():
+    assert segue.methods.table() in (ROOT / "docs" / "cards" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_front_page_opens_with_the_two_commands():
+    front = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert front.index("make demo") < front.index("make test") < front.index("segue.Plan(")
+
+
+def test_the_tree_on_the_front_page_names_every_file():
+    front = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = next(match[2] for match in FENCE.finditer(front) if match[2].startswith("src/segue/"))
+    named = {line.split()[0] for line in tree.splitlines() if ".py" in line}
+    empty = {path for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE}
+    assert named == {path.name for path in SOURCE.rglob("*.py") if path not in empty}
+
+
+def test_rooms_import_from_their_own_line_or_above():
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    lines = next(match[2] for match in FENCE.finditer(page) if match[2].startswith("errors")).splitlines()
+    level = {room: i for i, line in enumerate(lines) for room in line.split()}
+    rooms = {path: path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
+    assert set(level) == set(rooms.values()) - {"__init__"}
+    for path, room in rooms.items():
+        for imported in imported_rooms(path) if room != "__init__" else ():
+            assert level[imported] <= level[room], f"{room} imports {imported}"
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Return the rooms that a file imports when it is loaded; what only the type checker reads does not count."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module == "segue":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("segue."):
+            found.add(str(node.module).split(".")[1])
+    return found
+
+
+def test_every_error_in_troubleshooting_is_one_of_ours():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").partition("## Errors that are not ours")[0]
+    texts = re.findall(r"^\| `(.+?)` \|", page, re.MULTILINE)
+    ours = [template for path in SOURCE.rglob("*.py") for template in templates(path)]
+    assert len(texts) > 50
+    for text in texts:
+        assert any(template.fullmatch(text) for template in ours), text
+
+
+def templates(path: Path) -> list[re.Pattern[str]]:
+    """Return the texts of a file as patterns, with a gap where an f-string is filled in."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
+        words = [str(piece.value) if isinstance(piece, ast.Constant) else None for piece in pieces]
+        if len("".join(word for word in words if word)) >= 12:  # so that an f-string of gaps alone does not match everything
+            found.append(re.compile("".join(".+" if word is None else re.escape(word) for word in words)))
+    return found
+
+
+def test_the_citation_is_of_this_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {segue.__version__}\n" in citation
+    assert segue.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
