@@ -163,6 +163,23 @@ def test_on_teacher_stream_compares_with_a_full_teacher_pass():
     torch.testing.assert_close(part, expected)
 
 
+def test_on_teacher_stream_keeps_to_the_original_when_the_backbone_trains_along():
+    plan = segue.methods.fitnets(sites=SITES, train="all", distill=LogitDistillation())
+    handover = start(plan, total_steps=50)
+    x, _ = batch()
+    caught = []
+    with handover.as_teacher(), torch.no_grad():
+        hook = handover.seams["blocks.2.attn"].teacher.register_forward_hook(lambda m, args, output: caught.append(output))
+        handover.model(x)
+        hook.remove()
+    train(handover, optimizer_for(handover), 3)
+    hook = handover.seams["blocks.2.attn"].student.register_forward_hook(lambda m, args, output: caught.append(output))
+    handover.model(x)
+    hook.remove()
+    expected = FeatureGuidance(scale="relative")(*caught, None) * strength(plan.guidance, handover.progress, Site("x"))
+    torch.testing.assert_close(handover.losses()["guidance/blocks.2.attn"], expected)
+
+
 def test_a_plain_function_is_a_guidance():
     handover = guided(lambda t, s, mask: (t - s).abs().mean(), alpha=0.5)
     handover.model(batch()[0])

@@ -210,6 +210,11 @@ def test_plain_settings_are_answered_weights_are_withheld():
     assert not isinstance(getattr(seam(nn.Linear(2, 2), nn.Linear(2, 2)), "weight", None), torch.Tensor)
 
 
+def test_a_setting_that_only_the_teacher_has_is_named():
+    with pytest.raises(AttributeError, match="reads 'num_heads', which the teacher has and the student lacks"):
+        seam(nn.MultiheadAttention(4, 2), nn.Linear(4, 4)).num_heads  # noqa: B018
+
+
 def test_a_teacher_that_changes_its_input_in_place_is_refused():
     with pytest.raises(HandoverError, match="inplace=False"):
         seam(nn.ReLU(inplace=True), nn.ReLU())(torch.randn(4))

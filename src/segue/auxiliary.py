@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from segue.errors import HandoverError, PlanError
 from segue.losses import OnTeacherStream
 from segue.moment import Moment
-from segue.outputs import tensors
+from segue.outputs import first_floating, tensors
 from segue.plan import Plan
 from segue.seam import Seam, Watch
 from segue.surgery import evaluating, plain_attention
@@ -109,19 +109,24 @@ class AuxiliaryLosses:
         return parts
 
     def _teacher_pass(self, model: nn.Module, as_teacher: _AsTeacher) -> tuple[list[Any], dict[str, list[tuple[Tensor, ...]]]]:
-        """Run the original model once more on what the model was called with."""
-        outputs, kept = [], {name: seam.watch for name, seam in self.seams.items()}
-        for seam in self.seams.values():
-            seam.watch = Watch.TEACHER if self.on_teacher_stream else Watch.NOTHING
+        """Run the original model once more on what the model was called with; return its outputs, and those at the sites."""
+        teachers = {name: self.original.get_submodule(name) if self.original else s.teacher for name, s in self.seams.items()}
+        stream: dict[str, list[tuple[Tensor, ...]]] = {name: [] for name in teachers}
+
+        def listen(name: str) -> Callable[..., None]:
+            site = self.seams[name].site
+            return lambda _module, _args, output: stream[name].append((first_floating(output, site),))
+
+        heard = teachers.items() if self.on_teacher_stream else ()
+        handles = [module.register_forward_hook(listen(name)) for name, module in heard if module is not None]
         try:
             with torch.no_grad(), as_teacher(), evaluating(model), plain_attention():
-                for args, kwargs, _ in self.calls:
-                    outputs.append((self.original or model)(*args, **kwargs))
-                torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
+                outputs = [(self.original or model)(*args, **kwargs) for args, kwargs, _ in self.calls]
         finally:
-            for name, seam in self.seams.items():
-                seam.watch = kept[name]
-        return outputs, {name: _taken(seam) for name, seam in self.seams.items()}
+            for handle in handles:
+                handle.remove()
+        torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
+        return outputs, stream
 
     def _logits(self, output: Any) -> Tensor:
         assert self.plan.distill is not None

@@ -52,7 +52,7 @@ def save(
     if lr_scheduler is not None:
         state["lr_scheduler"] = bag.pack(lr_scheduler.state_dict(), "lr_scheduler")
     if isinstance(target, Handover):
-        state["random"] = bag.pack(_random_states(), "random")
+        state["random"] = bag.pack(_of_every_rank(_random_states()), "random")
     if missing := unsaved(state["segue"]["plan"]):
         warnings.warn(
             f"the plan's {', '.join(missing)} cannot be saved by name; give it again to segue.load_(...).",
@@ -164,7 +164,24 @@ def _random_states() -> dict[str, Any]:
     return states
 
 
-def _set_random_states(states: dict[str, Any]) -> None:
+def _of_every_rank(states: dict[str, Any]) -> list[dict[str, Any]]:
+    """Gather the random states of all processes: each rank draws its own dropout."""
+    if not _distributed():
+        return [states]
+    gathered: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, states)
+    return gathered
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _set_random_states(every_rank: list[dict[str, Any]]) -> None:
+    rank = torch.distributed.get_rank() if _distributed() else 0
+    if rank >= len(every_rank):
+        return  # more processes than before: the new ones keep their own
+    states = every_rank[rank]
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
     torch.set_rng_state(states["torch"])
@@ -202,7 +219,7 @@ def _restore(
     _copy(targets, stored)
     bag = _TensorBag(tensors)
     if optimizer is not None:
-        optimizer.load_state_dict(bag.unpack(state["optimizer"]))
+        optimizer.load_state_dict(_sharded_state(bag.unpack(state["optimizer"]), optimizer))
     if lr_scheduler is not None:
         lr_scheduler.load_state_dict(bag.unpack(state["lr_scheduler"]))
     if state["schedule"] is not None:
@@ -211,6 +228,16 @@ def _restore(
         handover.total_steps = state["segue"]["total_steps"]
     handover.resume_at(state["segue"]["step"])
     _set_random_states(bag.unpack(state["random"]))
+
+
+def _sharded_state(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """Shard what an optimizer keeps for each parameter as the parameter is sharded."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, kept in state["state"].items():
+        for name, value in kept.items():
+            if isinstance(value, Tensor) and value.shape == held[index].shape:
+                kept[name] = surgery.sharded_like(value, held[index])
+    return state
 
 
 def _rebuild(model: nn.Module, record: dict[str, Any], tensors: dict[str, Tensor], given: dict[str, Any]) -> nn.Module:
@@ -319,8 +346,7 @@ class _TensorBag:
 
 def _write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
     unique, aliases = _without_aliases({name: tensor_files.full(value) for name, value in tensors.items()})
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if distributed and torch.distributed.get_rank() != 0:
+    if _distributed() and torch.distributed.get_rank() != 0:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from segue import surgery
 from segue.auxiliary import AuxiliaryLosses
 from segue.errors import HandoverError, PlanError
+from segue.losses import OnTeacherStream
 from segue.moment import Moment, closed_for_good, moment, progress_at
 from segue.plan import Plan
 from segue.seam import Seam, View, Watch
@@ -91,8 +92,9 @@ class Handover:
         self._follow(now)
 
     def _frozen_original(self) -> nn.Module | None:
-        """Copy the model where distillation needs it: a backbone that trains along is no longer the original."""
-        if self.plan.distill is None or self.plan.train == "students":
+        """Copy the model where a full teacher pass needs it: a backbone that trains along is no longer the original."""
+        needed = self.plan.distill is not None or isinstance(self.plan.guidance, OnTeacherStream)
+        if not needed or self.plan.train == "students":
             return None
         return copy.deepcopy(self.model).eval().requires_grad_(False)
 

@@ -34,7 +34,6 @@ class Watch(Enum):
     NOTHING = "nothing"
     PAIR = "pair"  # evaluates both sides, whatever the weight says
     STUDENT = "student"
-    TEACHER = "teacher"
 
 
 class Seam(nn.Module):
@@ -85,7 +84,7 @@ class Seam(nn.Module):
         if not compiling:
             self.reached.add(self.training)
         if self.view is View.TEACHER:
-            return self._teacher_alone(args, kwargs)
+            return self._present_teacher()(*args, **kwargs)
         watched = self.watch is not Watch.NOTHING and self._watching(compiling)
         pair = watched and self.watch is Watch.PAIR
         if self.view is View.STUDENT or (not self.hold and (self.closed_in_graph if compiling else self.closed)):
@@ -94,8 +93,8 @@ class Seam(nn.Module):
                 return self._student_alone(args, kwargs, watched)
             return self._joined(*self._both(args, kwargs), 1.0, watched)
         if self.hold:
-            must_run = watched or (self.training and torch.is_grad_enabled() and not self.may_skip)
-            if not must_run:
+            learns = self.training and torch.is_grad_enabled()
+            if not watched and (not learns or self._may_leave_out_student()):
                 return self._anchored(self._call_teacher(args, kwargs))
             return self._joined(*self._both(args, kwargs, detach=True), 0.0, watched, tied=not watched)
         if compiling:
@@ -104,9 +103,12 @@ class Seam(nn.Module):
             weight = self.weight_now if self.training else self.mean_now
             if self.may_skip and weight == 1.0 and not pair:
                 return self._student_alone(args, kwargs, watched)
-            if self.may_skip and weight == 0.0 and not watched and not _is_sharded(self.student):
+            if weight == 0.0 and not watched and self._may_leave_out_student():
                 return self._anchored(self._call_teacher(args, kwargs))
         return self._joined(*self._both(args, kwargs), weight, watched)
+
+    def _may_leave_out_student(self) -> bool:
+        return self.may_skip and not _is_sharded(self.student)
 
     def _joined(self, teacher: Any, student: Any, weight: float | Tensor, watched: bool, tied: bool = True) -> Any:
         """Blend what `_both` returned; untied, a student without weight leaves no trace in the graph."""
@@ -120,12 +122,6 @@ class Seam(nn.Module):
 
         record(merge(teacher[1], student[1], join, self.site, "records"))
         return merge(teacher[0], student[0], join, self.site)
-
-    def _teacher_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        output = self._present_teacher()(*args, **kwargs)
-        if self.watch is Watch.TEACHER:
-            self.records.append((first_floating(output, self.site),))
-        return output
 
     def _student_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool) -> Any:
         output = self.student(*args, **kwargs)
@@ -238,12 +234,23 @@ class Seam(nn.Module):
             modules = self.__dict__.get("_modules", {})
             if (name.startswith("_") and name not in _TORCH_FLAGS) or "student" not in modules:
                 raise
-            value = getattr(modules["student"], name)
+            value = self._setting(name)
             if isinstance(value, Tensor | nn.Module):
                 return Withheld(f"{self.site.name}.{name}")
             if callable(value) and getattr(value, "__self__", None) is modules["student"]:
                 raise
             return value
+
+    def _setting(self, name: str) -> Any:
+        try:
+            return getattr(self.student, name)
+        except AttributeError:
+            if self.teacher is None or not hasattr(self.teacher, name):
+                raise
+            raise AttributeError(
+                f"the code around site {self.site.name!r} reads {name!r}, which the teacher has and the student lacks. "
+                "Hint: give the student that attribute."
+            ) from None
 
     def extra_repr(self) -> str:
         return f"site={self.site.name!r}, weight={self.weight_now:.4g}, view={self.view.value}, closed={self.closed}"
