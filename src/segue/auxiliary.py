@@ -36,13 +36,16 @@ class AuxiliaryLosses:
     def on_teacher_stream(self) -> bool:
         return isinstance(self.plan.guidance, OnTeacherStream)
 
-    def follow(self, moment: Moment) -> None:
-        """Take over the strengths of a new step and tell the seams what to keep."""
+    def follow(self, moment: Moment, together: bool) -> None:
+        """Take over the strengths of a new step and tell the seams what to keep.
+
+        Compiled code keeps the outputs of all sites as long as one is guided (`together`): each change is a recompile.
+        """
         self.guidance = {name: site.guidance for name, site in moment.sites.items() if site.guidance > 0}
         self.distill = moment.distill
+        kept = Watch.STUDENT if self.on_teacher_stream else Watch.PAIR
         for name, seam in self.seams.items():
-            kept = Watch.STUDENT if self.on_teacher_stream else Watch.PAIR
-            seam.watch = kept if name in self.guidance else Watch.NOTHING
+            seam.watch = kept if name in self.guidance or (together and self.guidance) else Watch.NOTHING
         self.clear()
 
     @property
@@ -87,7 +90,7 @@ class AuxiliaryLosses:
         return self._parts
 
     def _compute(self, model: nn.Module, mask: Tensor | None, as_teacher: _AsTeacher) -> dict[str, Tensor]:
-        students = {name: _taken(seam) for name, seam in self.seams.items() if name in self.guidance}
+        students = {name: _taken(seam) for name, seam in self.seams.items()}
         outputs, streams = self._teacher_pass(model, as_teacher) if self.wants_calls else ([], {})
         parts: dict[str, Tensor] = {}
         for name, weight in self.guidance.items():

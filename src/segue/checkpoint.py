@@ -345,15 +345,33 @@ class _TensorBag:
 
 
 def _write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
+    """Write from rank 0 and tell every rank where."""
     unique, aliases = _without_aliases({name: tensor_files.full(value) for name, value in tensors.items()})
-    if _distributed() and torch.distributed.get_rank() != 0:
-        return folder
+    if not _distributed():
+        return _write_here(folder, {**state, "aliases": aliases}, unique, keep)
+    written: list[Any] = [None, None]
+    failure: BaseException | None = None
+    if torch.distributed.get_rank() == 0:
+        try:
+            written[0] = _write_here(folder, {**state, "aliases": aliases}, unique, keep)
+        except BaseException as error:  # told to the others first: they wait for it
+            failure, written[1] = error, f"{type(error).__name__}: {error}"
+    torch.distributed.broadcast_object_list(written)
+    if failure is not None:
+        raise failure
+    if written[1] is not None:
+        raise CheckpointError(
+            f"a checkpoint was to be written to {folder}.", f"Rank 0 failed: {written[1]}", "see the error of rank 0."
+        )
+    return Path(written[0])
+
+
+def _write_here(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
     try:
-        tensor_files.write(draft / "tensors.safetensors", unique)
-        text = json.dumps({"format": FORMAT, **state, "aliases": aliases})
-        (draft / "state.json").write_text(text, encoding="utf-8")
+        tensor_files.write(draft / "tensors.safetensors", tensors)
+        (draft / "state.json").write_text(json.dumps({"format": FORMAT, **state}), encoding="utf-8")
         files = {name: _hash_file(draft / name) for name in ("state.json", "tensors.safetensors")}
         manifest = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
         (draft / "manifest.json").write_bytes(manifest)

@@ -1,14 +1,14 @@
 """The errors: what was asked, what was found, what to do."""
 
+from __future__ import annotations
+
 
 class SegueError(Exception):
-    """Root of every error that Segue raises on purpose.
+    """Root of every error that Segue raises on purpose: SegueError(asked, found, hint), shown as three lines."""
 
-    The text has three lines: what was asked, what was found, and a hint.
-    """
-
-    def __init__(self, asked: str, found: str, hint: str) -> None:
-        super().__init__(f"{asked}\n  {found}\n  Hint: {hint}")
+    # no __init__: torch.compile can trace the raising of an exception only without one
+    def __str__(self) -> str:
+        return three_lines(*self.args) if len(self.args) == 3 else super().__str__()
 
 
 class SiteError(SegueError, LookupError):
@@ -34,6 +34,12 @@ class VerificationError(SegueError, AssertionError):
 class CheckpointError(SegueError, OSError):
     """A checkpoint is missing, damaged, or belongs to another model."""
 
+    def __new__(cls, asked: str, found: str, hint: str) -> CheckpointError:
+        return super().__new__(cls, three_lines(asked, found, hint))  # three arguments mean something else to OSError
+
+    def __init__(self, asked: str, found: str, hint: str) -> None:
+        super().__init__(three_lines(asked, found, hint))
+
 
 class MissingExtraError(SegueError, ImportError):
     """An optional package is not installed."""
@@ -41,6 +47,11 @@ class MissingExtraError(SegueError, ImportError):
 
 class SegueWarning(UserWarning):
     """Something works, but probably not as the user wants."""
+
+
+def three_lines(asked: str, found: str, hint: str) -> str:
+    """Say what was asked, what was found, and what to do."""
+    return f"{asked}\n  {found}\n  Hint: {hint}"
 
 
 def nearest(asked: str, names: list[str], most: int = 3) -> str:

@@ -26,7 +26,7 @@ from segue.sites import Site, select
 from segue.verification import Verification, verify
 
 PATIENCE = 8  # optimizer steps without a handover.step() before we say that it is missing
-CLOSING_GROUPS = 4  # compiled code sees takeovers in about so many groups, far from torch's recompile limit
+CLOSING_GROUPS = 2  # compiled code sees takeovers in so many groups: with evaluation and guidance, 8 graphs are torch's limit
 
 
 def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, example: Any = None) -> Handover:
@@ -79,6 +79,7 @@ class Handover:
         self.backbone_hash: str | None = None  # taken at the first save
         self.refuses_unreached = plan.unreached == "error"
         self._optimizers = _OptimizersSeen()
+        self._compiled = False  # the model as a whole has been compiled
         self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         now = moment(plan, sites, 0, total_steps)  # asks the user's functions before anything changes
         teachers = {site.name: model.get_submodule(site.name) for site in sites}
@@ -214,7 +215,7 @@ class Handover:
             seam.set_weight(site.weight, site.mean)
             seam.hold, seam.closed = site.hold, site.closed
         self._close_for_graphs({name for name, site in now.sites.items() if site.closed})
-        self.auxiliary.follow(now)
+        self.auxiliary.follow(now, together=self._compiled)
         self._moment = now
 
     def _close_for_graphs(self, closed: set[str]) -> None:
@@ -230,13 +231,18 @@ class Handover:
         assert self._total_steps is not None
         if self.plan.distill is not None and self.plan.train == "students":
             return  # the distillation needs the original model to the end
+        gone: list[nn.Module] = []
         for site in self.sites:
             seam = self.seams[site.name]
             if seam.teacher is None or self._moment.sites[site.name].needs_teacher:
                 continue
+            if self._compiled and not (seam.closed_in_graph and seam.watch is Watch.NOTHING):
+                continue  # compiled code still computes it, until its group closes
             if closed_for_good(self.plan, site, self.steps_done, self._total_steps):
                 self._snapshot.forget(seam.teacher)
-                seam.release()
+                gone.append(seam.teacher)
+                seam.teacher, seam.closed_in_graph = None, True
+        surgery.free(gone, self.model)
 
     def aux_loss(self, mask: Tensor | None = None) -> Tensor:
         """Return the weighted sum of guidance and distillation for the forwards since the last call.
@@ -391,6 +397,7 @@ class Handover:
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
+            self._compiled = True
             return
         if model.training and not self._in_teachers_pass:
             self._last_input = args, kwargs

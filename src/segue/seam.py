@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.errors import HandoverError
+from segue.graphs import refuse_recording_under_checkpointing
 from segue.outputs import detached, first_floating, fork_caches, merge, mix
 from segue.side_records import record, same_layout, taken_aside
 from segue.sites import Site
@@ -88,7 +89,7 @@ class Seam(nn.Module):
         watched = self.watch is not Watch.NOTHING and self._watching(compiling)
         pair = watched and self.watch is Watch.PAIR
         if self.view is View.STUDENT or (not self.hold and (self.closed_in_graph if compiling else self.closed)):
-            unchecked = self.view is View.BLEND and self.teacher is not None and not (self.may_skip or compiling)
+            unchecked = not compiling and self.view is View.BLEND and self.teacher is not None and not self.may_skip
             if not (pair or unchecked):
                 return self._student_alone(args, kwargs, watched)
             return self._joined(*self._both(args, kwargs), 1.0, watched)
@@ -175,7 +176,9 @@ class Seam(nn.Module):
         return True
 
     def _record(self, teacher: Any, student: Any) -> None:
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+        if torch.compiler.is_compiling():
+            refuse_recording_under_checkpointing(self.site.name)
+        elif torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing recomputes this forward during backward; it was recorded the first time
         kept = first_floating(student, self.site)
         # the teacher's output is a target: no loss may move it, not even where the gradient passes the teacher
@@ -195,13 +198,6 @@ class Seam(nn.Module):
             return torch.where(t.new_ones((), dtype=torch.bool), t, zero.to(t)) if t.is_floating_point() else t
 
         return merge(output, output, tie, self.site)
-
-    def release(self) -> None:
-        """Let go of the teacher, at once, also where FSDP keeps its shards."""
-        teacher, self.teacher = self.teacher, None
-        if teacher is not None and _is_sharded(teacher):
-            for parameter in teacher.parameters():
-                parameter.to_local().untyped_storage().resize_(0)  # type: ignore[attr-defined]
 
     def train(self, mode: bool = True) -> Seam:
         """Switch the student's mode; the teacher stays in evaluation."""

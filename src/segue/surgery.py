@@ -217,6 +217,22 @@ class Snapshot:
                 state[name].copy_(sharded_like(value, state[name]))
 
 
+def free(modules: list[nn.Module], model: nn.Module) -> None:
+    """Free the parameters of modules that have left the model, where a distributed wrapper holds on to them."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    in_use = {_storage(x).data_ptr() for x in (*model.parameters(), *model.buffers())}
+    for module in modules:
+        for parameter in module.parameters():
+            if _storage(parameter).data_ptr() not in in_use:
+                _storage(parameter).resize_(0)
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.untyped_storage()
+
+
 class PinnedModes:
     """Stand in for `model.train` so that a frozen backbone stays in evaluation while its students train.
 
