@@ -37,8 +37,7 @@ def main(steps: int) -> None:
     model = pretrained(training, steps)
     print(f"accuracy before {accuracy(model, *test):.3f}")
 
-    guidance = segue.losses.FeatureGuidance(scale="relative")
-    plan = segue.methods.dcr_dfg(sites=Attention, student=mixer, guidance=guidance)
+    plan = segue.methods.dcr_dfg(sites=Attention, student=mixer)
     handover = segue.replace_(model.train(), plan, total_steps=steps, example=test[0][:2])
     optimizer = torch.optim.AdamW(handover.parameters(), lr=3e-3)
     print(handover.verify(test[0][:8], optimizer=optimizer))

@@ -17,8 +17,7 @@ def main(steps: int) -> None:
     model = pretrained(training, steps)
     print(f"accuracy before {accuracy(model, *test):.3f}")
 
-    guidance = segue.losses.FeatureGuidance(scale="relative")
-    plan = segue.methods.dcr_dfg(sites="blocks.*.attn", guidance=guidance)
+    plan = segue.methods.dcr_dfg(sites="blocks.*.attn")
     handover = segue.replace_(model.train(), plan, total_steps=steps)
     optimizer = torch.optim.AdamW(handover.parameters(), lr=3e-3)
 

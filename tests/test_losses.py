@@ -16,7 +16,7 @@ from segue.losses import (
 )
 from segue.sites import Site
 
-GUIDANCES = [FeatureGuidance(), FeatureGuidance(scale="relative"), CosineGuidance(), GramGuidance(), CkaGuidance()]
+GUIDANCES = [FeatureGuidance(), FeatureGuidance(scale="paper"), CosineGuidance(), GramGuidance(), CkaGuidance()]
 MASK = torch.tensor([[1, 1, 1, 0, 0]] * 4 + [[1, 1, 1, 1, 1]] * 4)
 
 
@@ -36,7 +36,7 @@ def on_stream(handover, x, name="blocks.1.attn"):
 
 
 def test_feature_guidance_is_equation_3_summed_over_sites():
-    handover = guided(FeatureGuidance(weight=0.1, schedule=constant(1.0)))
+    handover = guided(FeatureGuidance(scale="paper", weight=0.1, schedule=constant(1.0)))
     x, _ = batch()
     pairs = [on_stream(handover, x, name) for name in handover.seams]
     expected = 0.1 * sum(((s - t) ** 2).sum(-1).mean() for t, s in pairs)
@@ -45,7 +45,7 @@ def test_feature_guidance_is_equation_3_summed_over_sites():
 
 
 def test_relative_guidance_agrees_on_every_split_of_a_batch():
-    handover = guided(FeatureGuidance(scale="relative", schedule=constant(1.0)))
+    handover = guided(FeatureGuidance(schedule=constant(1.0)))
     x, _ = batch()
 
     def loss(part, mask):
@@ -84,7 +84,7 @@ def test_guidance_is_zero_for_equal_outputs_and_has_finite_gradients(guidance):
 
 
 def test_padding_is_left_out():
-    handover = guided(FeatureGuidance(schedule=constant(1.0)), alpha=1.0)
+    handover = guided(FeatureGuidance(scale="paper", schedule=constant(1.0)), alpha=1.0)
     x, _ = batch()
     t, s = on_stream(handover, x, "blocks.0.attn")
     expected = (((s - t) ** 2).sum(-1) * MASK).sum(1) / MASK.sum(1)
@@ -159,7 +159,7 @@ def test_on_teacher_stream_compares_with_a_full_teacher_pass():
             hook.remove()
     handover.model(x)
     part = handover.losses()["guidance/blocks.2.attn"]
-    expected = FeatureGuidance(scale="relative")(caught["teacher"], caught["student"], None)
+    expected = FeatureGuidance()(caught["teacher"], caught["student"], None)
     torch.testing.assert_close(part, expected)
 
 
@@ -176,7 +176,7 @@ def test_on_teacher_stream_keeps_to_the_original_when_the_backbone_trains_along(
     hook = handover.seams["blocks.2.attn"].student.register_forward_hook(lambda m, args, output: caught.append(output))
     handover.model(x)
     hook.remove()
-    expected = FeatureGuidance(scale="relative")(*caught, None) * strength(plan.guidance, handover.progress, Site("x"))
+    expected = FeatureGuidance()(*caught, None) * strength(plan.guidance, handover.progress, Site("x"))
     torch.testing.assert_close(handover.losses()["guidance/blocks.2.attn"], expected)
 
 

@@ -23,7 +23,7 @@ from segue.seam import Seam
 
 STEPS = 20
 ANNEAL = Linear(until=0.8)
-GUIDANCE = FeatureGuidance(scale="relative", schedule=ANNEAL)
+GUIDANCE = FeatureGuidance(schedule=ANNEAL)
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 
@@ -354,7 +354,7 @@ def test_minilm(tmp_path: Path) -> None:
     plan = segue.Plan(
         sites="encoder.layer.*.attention.self",
         schedule=Linear(until=0.5),
-        guidance=FeatureGuidance(scale="relative", schedule=Linear(until=0.8)),
+        guidance=FeatureGuidance(schedule=Linear(until=0.8)),
     )
     handover = segue.replace_(model, plan, total_steps=STEPS)
     optimizer = torch.optim.AdamW(handover.parameters(), lr=2e-3)

@@ -36,20 +36,20 @@ class _Weighted:
 class FeatureGuidance(_Weighted):
     """Deep Feature Guidance (DFG, equation 3): the squared L2 distance of the two outputs.
 
-    scale="paper": squared L2 per token, averaged over each sample's tokens and over the batch.
-    scale="relative": each sample divided by its own teacher's mean square, so that late sites, whose outputs are larger, do
-    not dominate, and every split of a batch gives the same number.
+    scale="relative", the default: each sample divided by its own teacher's mean square, so that a weight means the same at
+    every width, late sites, whose outputs are larger, do not dominate, and every split of a batch gives the same number.
+    scale="paper": squared L2 per token, averaged over each sample's tokens and over the batch; grows with the width.
     """
 
-    scale: Literal["paper", "relative"] = "paper"
+    scale: Literal["relative", "paper"] = "relative"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scale not in ("paper", "relative"):
+        if self.scale not in ("relative", "paper"):
             raise PlanError(
                 f"FeatureGuidance(scale={self.scale!r}) was asked for.",
-                "The scales are 'paper' and 'relative'.",
-                "'paper' is equation 3, 'relative' is comparable between sites and models.",
+                "The scales are 'relative' and 'paper'.",
+                "'relative' is comparable between sites and models, 'paper' is equation 3 as it stands.",
             )
 
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:

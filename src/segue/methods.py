@@ -52,14 +52,13 @@ def dcr_dfg(*, sites: Selector, **settings: Any) -> Plan:
 
 def fitnets(*, sites: Selector, **settings: Any) -> Plan:
     """Students from the first step, features matched to the teacher's own stream in a full teacher pass."""
-    guidance = OnTeacherStream(then=FeatureGuidance(scale="relative"))
-    return _plan(sites, settings, schedule=Constant(alpha=0.0), guidance=guidance)
+    return _plan(sites, settings, schedule=Constant(alpha=0.0), guidance=OnTeacherStream())
 
 
 def lolcats(*, sites: Selector, hold: float = 0.5, **settings: Any) -> Plan:
     """Attention transfer: the teacher's output flows on while students learn it locally, then a jump to the students."""
     jump = Hold(fraction=hold, then=Constant(alpha=0.0))
-    return _plan(sites, settings, schedule=jump, guidance=FeatureGuidance(scale="relative", schedule=jump))
+    return _plan(sites, settings, schedule=jump, guidance=FeatureGuidance(schedule=jump))
 
 
 def halo(*, sites: Selector, hold: float = 0.3, **settings: Any) -> Plan:
