@@ -162,7 +162,7 @@ _AsTeacher = Callable[[], AbstractContextManager[Any]]
 
 
 def _taken(seam: Seam) -> list[tuple[Tensor, ...]]:
-    taken, seam.records = seam.records, []
+    taken, seam.records, seam.blind = seam.records, [], False
     return taken
 
 

@@ -13,12 +13,12 @@ class GraphError(HandoverError, AssertionError):
     """A handover that cannot become one graph. As an AssertionError it leaves torch's tracer unwrapped."""
 
 
-def refuse_recording_under_checkpointing(site: str) -> bool:
+def refuse_recording_under_checkpointing() -> bool:
     """Refuse, at trace time, to keep outputs inside a checkpointed region that must be part of one graph."""
     if torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint or not _in_checkpointed_region_of_one_graph():
         return True
     text = three_lines(
-        f"guidance was to record the outputs at site {site!r} in a compiled graph.",
+        "guidance was to record the outputs at a site in a compiled graph.",
         "The site lies in a region under activation checkpointing, from which torch.compile(fullgraph=True) lets nothing out.",
         "set torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True (the gradients are the same), "
         "or compile without fullgraph.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -221,7 +222,7 @@ class Handover:
     def _close_for_graphs(self, closed: set[str]) -> None:
         """Let compiled code leave teachers out, in few groups, because each change is a recompile."""
         seen = {name for name, seam in self.seams.items() if seam.closed_in_graph} & closed
-        group = max(1, len(self.seams) // CLOSING_GROUPS)
+        group = math.ceil(len(self.seams) / CLOSING_GROUPS)
         if len(closed) == len(self.seams) or len(closed) - len(seen) >= group:
             seen = closed
         for name, seam in self.seams.items():
@@ -408,7 +409,7 @@ class Handover:
         if torch.compiler.is_compiling() or not self.refuses_unreached:
             return
         for name, seam in self.seams.items():
-            if seam.training not in seam.reached:
+            if seam.training not in seam.reached and not surgery.is_compiled(self.model, name):
                 raise surgery.unreached(name)
 
     @property

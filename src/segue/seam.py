@@ -177,7 +177,7 @@ class Seam(nn.Module):
 
     def _record(self, teacher: Any, student: Any) -> None:
         if torch.compiler.is_compiling():
-            refuse_recording_under_checkpointing(self.site.name)
+            refuse_recording_under_checkpointing()
         elif torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing recomputes this forward during backward; it was recorded the first time
         kept = first_floating(student, self.site)

@@ -22,7 +22,8 @@ from segue.sites import Site, is_seam
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
     """Place a module at a dotted name."""
     parent, _, leaf = name.rpartition(".")
-    model.get_submodule(parent).register_module(leaf, module)
+    place = model.get_submodule(parent)
+    getattr(place, "_orig_mod", place).register_module(leaf, module)  # torch.compile(part) wraps it
 
 
 def refuse_wrapped(model: nn.Module) -> None:
@@ -128,6 +129,13 @@ def try_students(model: nn.Module, sites: list[Site], students: dict[str, nn.Mod
             raise unreached(name)
 
 
+def is_compiled(model: nn.Module, name: str) -> bool:
+    """Tell whether a module runs in compiled code, which does not report that it was called."""
+    parts = name.split(".")
+    around = [model.get_submodule(".".join(parts[:cut])) for cut in range(len(parts) + 1)]
+    return any(module._compiled_call_impl is not None or hasattr(module, "_orig_mod") for module in around)
+
+
 def unreached(name: str) -> HandoverError:
     """Say that a forward passed a site by."""
     return HandoverError(
@@ -221,16 +229,15 @@ def free(modules: list[nn.Module], model: nn.Module) -> None:
     """Free the parameters of modules that have left the model, where a distributed wrapper holds on to them."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
-    in_use = {_storage(x).data_ptr() for x in (*model.parameters(), *model.buffers())}
+    in_use = {id(parameter) for parameter in model.parameters()}
     for module in modules:
         for parameter in module.parameters():
-            if _storage(parameter).data_ptr() not in in_use:
-                _storage(parameter).resize_(0)
-
-
-def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.untyped_storage()
+            if id(parameter) in in_use:
+                continue
+            if hasattr(parameter, "to_local"):
+                parameter.to_local().untyped_storage().resize_(0)  # FSDP has other tensors on it
+            else:
+                parameter.data = parameter.data.new_empty(0)  # what else lies on its storage, a user's state_dict, lives on
 
 
 class PinnedModes:

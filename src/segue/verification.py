@@ -17,7 +17,7 @@ from segue import surgery
 from segue.errors import SegueWarning, VerificationError
 from segue.outputs import tensors
 from segue.seam import Seam, View, Watch
-from segue.tensor_files import fingerprint
+from segue.tensor_files import fingerprint, full
 
 if TYPE_CHECKING:
     from segue.handover import Handover
@@ -183,7 +183,17 @@ def _gradients(call: _Call, parameters: list[nn.Parameter]) -> list[Tensor | Non
         return [None] * len(parameters)
     generator = torch.Generator().manual_seed(0)
     directions = [torch.randn(x.shape, generator=generator).to(x) for x in outputs]
-    return list(torch.autograd.grad(outputs, parameters, directions, allow_unused=True))
+    if not any(hasattr(parameter, "full_tensor") for parameter in parameters):
+        return list(torch.autograd.grad(outputs, parameters, directions, allow_unused=True))
+    kept = [(parameter, parameter.grad) for parameter in call.model.parameters()]  # FSDP hands out gradients in backward() only
+    try:
+        for parameter, _ in kept:
+            parameter.grad = None
+        torch.autograd.backward(outputs, directions)
+        return [None if parameter.grad is None else full(parameter.grad) for parameter in parameters]
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
 
 
 def _finite(x: Tensor) -> bool:
