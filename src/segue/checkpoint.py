@@ -1,20 +1,10 @@
-"""Checkpoints: safetensors and JSON, written atomically, verified on load; no pickle.
-
-runs/mine/latest                     which folder counts, replaced in one stroke
-runs/mine/00000300-5f0c.../          one checkpoint; its name carries the hash of its manifest
-    manifest.json                    the hash of each file
-    state.json, tensors.safetensors
-"""
+"""Checkpoints: what is saved of a handover or a finalized model, and how it is put back; no pickle."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import random
-import shutil
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,13 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from segue import surgery, tensor_files
+from segue import checkpoint_files, surgery, tensor_files
 from segue.errors import CheckpointError, SegueWarning
 from segue.handover import Handover, replace_
 from segue.plan import Plan, unsaved
 from segue.sites import select
-
-FORMAT = 1
 
 
 def save(
@@ -76,7 +64,7 @@ def load_(
     of a new process, set it to the saved step, with its optimizer and learning-rate scheduler; returns it. `given` supplies
     parts of the plan that could not be saved (`student=my_factory`).
     """
-    folder, state, tensors = _read(Path(folder))
+    folder, state, tensors = checkpoint_files.read(Path(folder))
     if isinstance(target, Handover):
         _require_kind(state, "handover", folder)
         _restore(target, state, tensors, optimizer, lr_scheduler)
@@ -100,9 +88,6 @@ def load_(
         handover.cancel_()
         raise
     return handover
-
-
-# What is saved
 
 
 def _handover_state(handover: Handover) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -190,9 +175,6 @@ def _set_random_states(every_rank: list[dict[str, Any]]) -> None:
     if "numpy" in states and (numpy := sys.modules.get("numpy")):
         name, keys, *rest = states["numpy"]
         numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
-
-
-# What is restored
 
 
 def _restore(
@@ -306,9 +288,6 @@ def _copy(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
             target.copy_(surgery.sharded_like(stored[name], target))
 
 
-# Files
-
-
 class _TensorBag:
     """Take the tensors out of nested plain data, and put them back."""
 
@@ -348,12 +327,12 @@ def _write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep
     """Write from rank 0 and tell every rank where."""
     unique, aliases = _without_aliases({name: tensor_files.full(value) for name, value in tensors.items()})
     if not _distributed():
-        return _write_here(folder, {**state, "aliases": aliases}, unique, keep)
+        return checkpoint_files.write(folder, {**state, "aliases": aliases}, unique, keep)
     written: list[Any] = [None, None]
     failure: BaseException | None = None
     if torch.distributed.get_rank() == 0:
         try:
-            written[0] = _write_here(folder, {**state, "aliases": aliases}, unique, keep)
+            written[0] = checkpoint_files.write(folder, {**state, "aliases": aliases}, unique, keep)
         except BaseException as error:  # told to the others first: they wait for it
             failure, written[1] = error, f"{type(error).__name__}: {error}"
     torch.distributed.broadcast_object_list(written)
@@ -364,33 +343,6 @@ def _write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep
             f"a checkpoint was to be written to {folder}.", f"Rank 0 failed: {written[1]}", "see the error of rank 0."
         )
     return Path(written[0])
-
-
-def _write_here(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
-    try:
-        tensor_files.write(draft / "tensors.safetensors", tensors)
-        (draft / "state.json").write_text(json.dumps({"format": FORMAT, **state}), encoding="utf-8")
-        files = {name: _hash_file(draft / name) for name in ("state.json", "tensors.safetensors")}
-        manifest = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
-        (draft / "manifest.json").write_bytes(manifest)
-        for file in draft.iterdir():
-            _flush(file)
-        name = f"{state['segue']['step']:08d}-{hashlib.sha256(manifest).hexdigest()[:16]}"
-        if (folder / name).exists():
-            shutil.rmtree(folder / name)
-        os.replace(draft, folder / name)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    pointer = folder / ".latest-new"
-    pointer.write_text(name, encoding="utf-8")
-    _flush(pointer)
-    os.replace(pointer, folder / "latest")
-    _flush(folder)
-    _forget_old(folder, name, keep)
-    return folder / name
 
 
 def _without_aliases(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -406,82 +358,6 @@ def _without_aliases(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dic
         seen[key] = name
         unique[name] = tensor.detach().to("cpu", copy=True).contiguous()
     return unique, aliases
-
-
-def _read(folder: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
-    folder = _resolve(folder)
-    if reason := _damage(folder):
-        raise _damaged(folder, reason)
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    if state.get("format") != FORMAT:
-        raise CheckpointError(
-            f"the checkpoint {folder} was to be read.",
-            f"It has format {state.get('format')!r}, this version of Segue reads {FORMAT}.",
-            "read it with the version that wrote it.",
-        )
-    tensors = tensor_files.read(folder / "tensors.safetensors")
-    tensors |= {name: tensors[original] for name, original in state["aliases"].items()}
-    return folder, state, tensors
-
-
-def _resolve(folder: Path) -> Path:
-    if (folder / "manifest.json").exists():
-        return folder
-    pointer = folder / "latest"
-    if not pointer.exists():
-        raise CheckpointError(
-            f"a checkpoint was to be read from {folder}.",
-            "There is none." if folder.exists() else "There is no such folder.",
-            "give the folder that segue.save wrote to.",
-        )
-    return folder / Path(pointer.read_text(encoding="utf-8").strip()).name
-
-
-def _damage(folder: Path) -> str | None:
-    """Say what is wrong with a checkpoint, or None."""
-    manifest = folder / "manifest.json"
-    if not manifest.exists():
-        return "its manifest is missing"
-    content = manifest.read_bytes()
-    if hashlib.sha256(content).hexdigest()[:16] != folder.name.rpartition("-")[2]:
-        return "its manifest does not match the folder's name"
-    for name, digest in json.loads(content)["files"].items():
-        file = folder / Path(name).name
-        if not file.exists():
-            return f"{name} is missing"
-        if _hash_file(file) != digest:
-            return f"{name} does not match its checksum"
-    return None
-
-
-def _damaged(folder: Path, reason: str) -> CheckpointError:
-    others = sorted((other for other in folder.parent.glob("*-*") if other != folder), reverse=True)
-    whole = next((other for other in others if other.is_dir() and _damage(other) is None), None)
-    hint = "there is no other checkpoint beside it." if whole is None else f"an earlier one is whole: {whole}."
-    return CheckpointError(f"the checkpoint {folder} was to be read.", f"It is damaged: {reason}.", hint)
-
-
-def _forget_old(folder: Path, newest: str, keep: int) -> None:
-    others = [p for p in folder.glob("[0-9]*-*") if p.is_dir() and p.name != newest]
-    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in others[max(0, keep - 1) :]:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _require_kind(state: dict[str, Any], kind: str, folder: Path) -> None:

@@ -35,7 +35,9 @@ STUDENTS = built_ins(students)
 
 
 def test_they_were_found():
-    assert (len(GATES), len(SCHEDULES), len(GUIDANCES)) == (3, 7, 5)
+    assert len(GATES) >= 3
+    assert len(SCHEDULES) >= 7
+    assert len(GUIDANCES) >= 5
     assert students.Reinit() in STUDENTS
 
 
