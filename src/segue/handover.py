@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from segue import surgery
@@ -20,13 +18,13 @@ from segue.auxiliary import AuxiliaryLosses
 from segue.errors import HandoverError, PlanError
 from segue.losses import OnTeacherStream
 from segue.moment import Moment, closed_for_good, moment, progress_at
+from segue.optimizer_watch import OptimizerWatch
 from segue.plan import Plan
 from segue.seam import Seam, View, Watch
 from segue.similarity import Similarity, measure
 from segue.sites import Site, select
 from segue.verification import Verification, verify
 
-PATIENCE = 8  # optimizer steps without a handover.step() before we say that it is missing
 CLOSING_GROUPS = 2  # compiled code sees takeovers in so many groups: with evaluation and guidance, 8 graphs are torch's limit
 
 
@@ -79,7 +77,6 @@ class Handover:
         self._ended: str | None = None
         self.backbone_hash: str | None = None  # taken at the first save
         self.refuses_unreached = plan.unreached == "error"
-        self._optimizers = _OptimizersSeen()
         self._compiled = False  # the model as a whole has been compiled
         self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         now = moment(plan, sites, 0, total_steps)  # asks the user's functions before anything changes
@@ -118,10 +115,12 @@ class Handover:
         if pinned := self._pinned_modules():
             self.model.train = surgery.PinnedModes(self.model, pinned)  # type: ignore[method-assign]
             self.model.train(self.model.training)
+        students = [seam.student for seam in self.seams.values()]
+        self._optimizers = OptimizerWatch(self.model, students)
         self._handles: list[RemovableHandle] = [
             self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self.model.register_forward_hook(self._after_forward, with_kwargs=True),
-            _watch_optimizers(self),
+            self._optimizers.listen(),
         ]
 
     def _backbone(self, named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -183,7 +182,7 @@ class Handover:
                 "It does not know how long the run is, so it has no progress.",
                 "give replace_(..., total_steps=n), or set handover.total_steps = n before the first step.",
             )
-        self._refuse_foreign_optimizer()
+        self._optimizers.refuse_foreign()
         self.auxiliary.refuse_unused()
         self._go_to(self.steps_done + 1)
 
@@ -196,7 +195,7 @@ class Handover:
     def _go_to(self, step: int) -> None:
         self._follow(moment(self.plan, self.sites, step, self._total_steps))
         self.steps_done = step
-        self._optimizers = _OptimizersSeen()
+        self._optimizers.forget(step)
         for seam in self.seams.values():
             seam.may_skip = seam.may_skip or True in seam.reached
         if self.plan.release:
@@ -416,29 +415,6 @@ class Handover:
     def _in_teachers_pass(self) -> bool:
         return next(iter(self.seams.values())).view is View.TEACHER
 
-    def optimizer_stepped(self, optimizer: Optimizer) -> None:
-        """Notice what a user's optimizer holds, and that `step()` is forgotten."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(p) in held for seam in self.seams.values() for p in seam.student.parameters()):
-            self._optimizers.without_students |= any(id(p) in held for p in self.model.parameters())
-            return
-        times = self._optimizers.with_students
-        times[id(optimizer)] = times.get(id(optimizer), 0) + 1
-        if times[id(optimizer)] > PATIENCE:
-            raise HandoverError(
-                f"the optimizer has stepped {times[id(optimizer)]} times since the handover moved.",
-                f"Alpha stands still: handover.step() was last called at step {self.steps_done}.",
-                "call handover.step() after every optimizer.step().",
-            )
-
-    def _refuse_foreign_optimizer(self) -> None:
-        if self._optimizers.without_students and not self._optimizers.with_students:
-            raise HandoverError(
-                "step() was called after an optimizer step.",
-                "That optimizer holds parameters of this model but none of its students: it was built before replace_.",
-                "build it afterwards: torch.optim.AdamW(handover.parameters(), ...).",
-            )
-
     def _require_running(self, what: str) -> None:
         if self._ended is not None:
             raise HandoverError(
@@ -465,26 +441,6 @@ class Handover:
             f"Handover({type(self.model).__name__}, {sites}, step {self.steps_done} of "
             f"{self._total_steps or 'an unknown total'}, alpha {span})"
         )
-
-
-@dataclass
-class _OptimizersSeen:
-    """The optimizers that stepped since the handover moved."""
-
-    with_students: dict[int, int] = field(default_factory=dict)  # how often each
-    without_students: bool = False  # one that holds other parameters of this model
-
-
-def _watch_optimizers(handover: Handover) -> RemovableHandle:
-    """Hear of every optimizer step in the process, without keeping the handover alive."""
-    reference = weakref.ref(handover)
-
-    def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            alive.optimizer_stepped(optimizer)
-
-    return register_optimizer_step_post_hook(stepped)
 
 
 def _checked_total(total: int) -> int:
