@@ -90,6 +90,51 @@ def load_(
     return handover
 
 
+def save_training(
+    model: nn.Module,
+    step: int,
+    folder: str | os.PathLike[str],
+    *,
+    optimizer: Optimizer,
+    lr_scheduler: Any = None,
+    keep: int = 2,
+) -> Path:
+    """Save a plain model in the middle of its training, with everything that a resume needs."""
+    bag = _TensorBag({f"model/{key}": value for key, value in _tensor_state(model).items()})
+    state = {
+        "kind": "training",
+        "segue": {"step": step},
+        "optimizer": bag.pack(optimizer.state_dict(), "optimizer"),
+        "lr_scheduler": None if lr_scheduler is None else bag.pack(lr_scheduler.state_dict(), "lr_scheduler"),
+        "random": bag.pack(_of_every_rank(_random_states()), "random"),
+    }
+    return _write(Path(folder), state, bag.tensors, keep)
+
+
+def load_training_(
+    model: nn.Module, folder: str | os.PathLike[str], *, optimizer: Optimizer, lr_scheduler: Any = None
+) -> int:
+    """Put a plain model's training back where it was saved, and return its step."""
+    folder, state, tensors = checkpoint_files.read(Path(folder))
+    _require_kind(state, "training", folder)
+    targets = _tensor_state(model)
+    stored = {key.removeprefix("model/"): value for key, value in tensors.items() if key.startswith("model/")}
+    _require_alike(targets, stored)
+    _copy(targets, stored)
+    bag = _TensorBag(tensors)
+    optimizer.load_state_dict(_sharded_state(bag.unpack(state["optimizer"]), optimizer))
+    if lr_scheduler is not None:
+        lr_scheduler.load_state_dict(bag.unpack(state["lr_scheduler"]))
+    _set_random_states(bag.unpack(state["random"]))
+    return int(state["segue"]["step"])
+
+
+def saved_step(folder: str | os.PathLike[str]) -> int:
+    """Return the step of the latest checkpoint in a folder."""
+    _, state, _ = checkpoint_files.read(Path(folder))
+    return int(state["segue"]["step"])
+
+
 def _handover_state(handover: Handover) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors = {
         f"students/{name}/{key}": value
@@ -360,10 +405,13 @@ def _without_aliases(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dic
     return unique, aliases
 
 
+KINDS = {"handover": "a running handover", "model": "a finalized model", "training": "a plain model in training"}
+
+
 def _require_kind(state: dict[str, Any], kind: str, folder: Path) -> None:
     if state["kind"] != kind:
         raise CheckpointError(
-            f"{folder} was to be loaded into a running handover.",
-            "It holds a finalized model.",
+            f"{folder} was to be loaded into {KINDS[kind]}.",
+            f"It holds {KINDS.get(state['kind'], state['kind'])}.",
             "load it into a plain model: segue.load_(model, folder).",
         )

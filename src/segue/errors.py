@@ -41,6 +41,22 @@ class CheckpointError(SegueError, OSError):
         super().__init__(three_lines(asked, found, hint))
 
 
+class TrainingError(SegueError, ArithmeticError):
+    """Training met numbers it cannot go on with."""
+
+
+class DataError(SegueError, ValueError):
+    """Data is missing, damaged, or not what it was said to be."""
+
+
+class ConfigError(SegueError, ValueError):
+    """A run, an experiment or a command names something that does not exist."""
+
+
+class ResultError(SegueError, ValueError):
+    """A saved result is missing or damaged."""
+
+
 class MissingExtraError(SegueError, ImportError):
     """An optional package is not installed."""
 

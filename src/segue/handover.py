@@ -301,7 +301,6 @@ class Handover:
             for seam, earlier in before:
                 seam.view = earlier
 
-    @torch.no_grad()
     def similarity(self, *args: Any, padding_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Similarity]:
         """Compare the two sides at every site on the same input: the students' own stream, in evaluation.
 
@@ -316,15 +315,27 @@ class Handover:
                     "call it as you call the model: handover.similarity(images).",
                 )
             args, kwargs = self._last_input
-        with self.recording(Watch.PAIR), self._viewing(View.STUDENT), surgery.evaluating(self.model):
+        with self.comparing(padding_mask) as alike:
             self.model(*args, **kwargs)
+        return alike
+
+    @contextmanager
+    def comparing(self, padding_mask: Tensor | None = None) -> Iterator[dict[str, Similarity]]:
+        """Compare the two sides in the forwards of a `with` block, which show the students alone, in evaluation.
+
+        The dictionary is filled when the block ends.
+        """
+        self._require_teachers("comparing()")
+        alike: dict[str, Similarity] = {}
+        evaluation = surgery.evaluating(self.model)
+        with torch.no_grad(), self.recording(Watch.PAIR), self._viewing(View.STUDENT), evaluation:
+            yield alike
             torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
             pairs = {name: seam.records for name, seam in self.seams.items() if seam.records}
-            result = {name: _mean([measure(t, s, padding_mask) for t, s in records]) for name, records in pairs.items()}
+            alike |= {name: _mean([measure(t, s, padding_mask) for t, s in records]) for name, records in pairs.items()}
         observe = getattr(self.plan.schedule, "observe", None)
         if observe is not None:
-            observe(self.progress, result)
-        return result
+            observe(self.progress, alike)
 
     @contextmanager
     def recording(self, watch: Watch) -> Iterator[None]:

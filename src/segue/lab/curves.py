@@ -1,0 +1,156 @@
+"""Curves: the looks of several seeds on common steps, as a mean with its interval."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from segue.lab.intervals import Estimate, estimate
+from segue.lab.results import Point, Result
+
+BY_SITE = ("cosine", "relative_error", "gradient_norm", "drift_blend", "drift_students")
+WHOLE = ("students", "blend", "alpha", "loss")
+EARLY = 0.2  # the share of the training in which aggr20 hands over, taken for every method alike
+
+Looks = list[tuple[float, float | None]]  # (step, value); what was measured but is not finite is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One quantity over the looks of a line: mean over seeds, half width of the interval."""
+
+    mean: list[float | None]
+    half: list[float | None]
+
+    @property
+    def known(self) -> bool:
+        """Whether any look has a value."""
+        return any(value is not None for value in self.mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """All curves of one method in one group, over common looks."""
+
+    step: list[float]
+    progress: list[float]
+    epoch: list[float]
+    seconds: list[float]  # mean over the seeds at that step, like FLOPs
+    flops: list[float]
+    whole: dict[str, Curve]  # by quantity of WHOLE
+    by_site: dict[str, dict[str, Curve]]  # by quantity of BY_SITE, then by site
+    interpolated: bool  # the seeds looked at different steps
+
+
+def finite(value: float | None) -> float | None:
+    """Give a number, or None for what is missing, infinite or NaN."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def gather(runs: Sequence[Result], sites: Sequence[str]) -> Line:
+    """Gather the seeds of one method into one line."""
+    steps = sorted({float(point.step) for run in runs for point in run.train_info.points})
+    own = [{float(point.step) for point in run.train_info.points} for run in runs]
+
+    def axis(read: Callable[[Point], float]) -> list[float]:
+        values = [on_steps(_looks(run, read), steps) for run in runs]
+        means = [_mean([column[i] for column in values]) for i in range(len(steps))]
+        return [0.0 if mean is None else mean for mean in means]
+
+    def curve(read: Callable[[Result], Looks]) -> Curve:
+        return _curve([on_steps(read(run), steps, without=looked) for run, looked in zip(runs, own, strict=True)])
+
+    return Line(
+        step=steps,
+        progress=[step / max(1, *(run.train_info.total_steps for run in runs)) for step in steps],
+        epoch=axis(lambda point: point.epoch),
+        seconds=axis(lambda point: point.seconds),
+        flops=axis(lambda point: point.flops),
+        whole={quantity: curve(lambda run, q=quantity: whole_looks(run, q)) for quantity in WHOLE},  # type: ignore[misc]
+        by_site={
+            quantity: {
+                site: curve(lambda run, q=quantity, s=site: site_looks(run, q, s))  # type: ignore[misc]
+                for site in sites
+            }
+            for quantity in BY_SITE
+        },
+        interpolated=any(looked != set(steps) for looked in own),
+    )
+
+
+def whole_looks(run: Result, quantity: str) -> Looks:
+    """Read one quantity of the whole model from a run's points; looks that did not measure it are left out."""
+    if quantity in ("students", "blend"):
+        score = run.train_info.score
+        return _looks_by_key(run, lambda point: getattr(point, quantity), score)
+    return _looks(run, lambda point: getattr(point, quantity))
+
+
+def site_looks(run: Result, quantity: str, site: str) -> Looks:
+    """Read one quantity at one site from a run's points; looks that did not measure it are left out."""
+    return _looks_by_key(run, lambda point: getattr(point, quantity), site)
+
+
+def on_steps(looks: Looks, steps: Sequence[float], without: Collection[float] = ()) -> list[float | None]:
+    """Put looks on given steps: as they are where they fit, interpolated between, None outside.
+
+    A step in `without` is not interpolated: there the run looked, but did not measure.
+    """
+    own = [step for step, _ in looks]
+    values: list[float | None] = []
+    for step in steps:
+        right = bisect_left(own, step)
+        if right < len(own) and own[right] == step:
+            values.append(looks[right][1])
+        elif right in (0, len(own)) or step in without:
+            values.append(None)
+        else:
+            values.append(_between(looks[right - 1], looks[right], step))
+    return values
+
+
+def early_mean(run: Result, quantity: str, site: str) -> float | None:
+    """Average one quantity at one site over the looks in the first fifth of the training, the start left out."""
+    end = EARLY * run.train_info.total_steps
+    return _mean([value for step, value in site_looks(run, quantity, site) if 0 < step <= end])
+
+
+def last(run: Result, quantity: str, site: str) -> float | None:
+    """Read one quantity at one site from the last look that measured it."""
+    looks = site_looks(run, quantity, site)
+    return looks[-1][1] if looks else None
+
+
+def profile(
+    runs: Sequence[Result], sites: Sequence[str], read: Callable[[Result, str], float | None]
+) -> list[Estimate | None]:
+    """Estimate one number per site over seeds."""
+    return [estimate([read(run, site) for run in runs]) for site in sites]
+
+
+def _looks(run: Result, read: Callable[[Point], float | None]) -> Looks:
+    found = [(float(point.step), read(point)) for point in run.train_info.points]
+    return [(step, finite(value)) for step, value in found if value is not None]
+
+
+def _looks_by_key(run: Result, read: Callable[[Point], Mapping[str, float | None]], key: str) -> Looks:
+    return [(float(point.step), finite(read(point)[key])) for point in run.train_info.points if key in read(point)]
+
+
+def _between(left: tuple[float, float | None], right: tuple[float, float | None], step: float) -> float | None:
+    if left[1] is None or right[1] is None:
+        return None
+    share = (step - left[0]) / (right[0] - left[0])
+    return left[1] + share * (right[1] - left[1])
+
+
+def _curve(columns: Sequence[Sequence[float | None]]) -> Curve:
+    found = [estimate(values) for values in zip(*columns, strict=True)]
+    return Curve(mean=[e and e.mean for e in found], half=[e and e.half for e in found])
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None

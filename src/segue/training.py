@@ -1,0 +1,451 @@
+"""fit(): the one training loop, on Accelerate."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segue import broken_numbers, checkpoint
+from segue.batches import Stream
+from segue.errors import CheckpointError, ConfigError, MissingExtraError, nearest
+from segue.evaluation import Evaluation, LossFn, Processes, Scores, padding_mask
+from segue.handover import Handover, replace_
+from segue.interruption import Interruption
+from segue.plan import Plan
+from segue.progress import Progress
+from segue.recipe import Recipe
+
+LOOKS = 20
+CHECKPOINTS = 10
+
+
+@dataclass
+class Fit:
+    """What a training left behind; the handover still runs: `fit.handover.finalize_()` ends it."""
+
+    model: nn.Module
+    handover: Handover | None
+    total_steps: int
+    steps_per_epoch: int
+    points: list[dict[str, Any]] = field(default_factory=list)  # one per look
+    seconds: float = 0.0  # of training, looks left out
+    skipped: int = 0  # steps left out because of inf or NaN
+
+
+def fit(
+    model: nn.Module,
+    plan: Plan | None,
+    batches: Iterable[Any],
+    loss_fn: LossFn,
+    *,
+    recipe: Recipe,
+    validation: Iterable[Any] | None = None,
+    scores: Scores | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    looks: int | Sequence[int] = LOOKS,
+    checkpoint_every: int | None = None,
+    measure: Callable[[Handover], dict[str, Any]] | None = None,
+    trackers: Sequence[str] = (),
+    split: bool = True,
+    progress: str | None = "training",
+) -> Fit:
+    """Train a model through a handover, or just train it when there is no plan.
+
+    `batches` is anything that yields batches, again for each epoch; `loss_fn(model, batch)` returns a scalar, to which guidance
+    and distillation are added. `scores(model, batch)` returns one number per example by name (by default the loss, or
+    `loss_fn.scores`); they are averaged over `validation`, for the blend and for the students alone, at so many `looks` (or at
+    these steps), together with the interface similarity at every site and whatever `measure(handover)` returns.
+    With a `folder`, looks go to metrics.jsonl and the state to checkpoints/, ten times a run or every so many steps, on Ctrl-C
+    and on SIGTERM; `resume=True` goes on from there bit for bit. Launched in several processes, each takes its part of every
+    batch; with `split=False` the batches of a process are its own.
+    """
+    return _Training(
+        model,
+        plan,
+        batches,
+        loss_fn,
+        recipe=recipe,
+        validation=validation,
+        scores=scores,
+        folder=None if folder is None else Path(folder),
+        resume=resume,
+        looks=looks,
+        checkpoint_every=checkpoint_every,
+        measure=measure,
+        trackers=trackers,
+        split=split,
+        progress=progress,
+    ).run()
+
+
+class _Training:
+    """One call of fit."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan | None,
+        batches: Iterable[Any],
+        loss_fn: LossFn,
+        *,
+        recipe: Recipe,
+        validation: Iterable[Any] | None,
+        scores: Scores | None,
+        folder: Path | None,
+        resume: bool,
+        looks: int | Sequence[int],
+        checkpoint_every: int | None,
+        measure: Callable[[Handover], dict[str, Any]] | None,
+        trackers: Sequence[str],
+        split: bool,
+        progress: str | None,
+    ) -> None:
+        self.accelerator = _accelerator(recipe, trackers, folder)
+        self.processes = Processes(
+            self.accelerator.device, self.accelerator.process_index, self.accelerator.num_processes, split=split
+        )
+        self.loss_fn, self.recipe, self.folder, self.measure = loss_fn, recipe, folder, measure
+        self.stream = Stream(batches, seed=recipe.seed)
+        self.total = recipe.total_steps(self.stream.per_epoch)
+        self.looks = _look_steps(looks, self.total)
+        self.checkpoint_every = checkpoint_every or max(1, self.total // CHECKPOINTS)
+        self.progress = progress if self.accelerator.is_main_process else None
+        found = folder is not None and (folder / "checkpoints" / "latest").exists()
+        if found and not resume:
+            raise CheckpointError(
+                f"a training was to begin in {folder}.",
+                "An earlier one lies there.",
+                "go on with it by resume=True, or give another folder. Nothing was changed.",
+            )
+        torch.manual_seed(recipe.seed + self.processes.rank)
+        model.to(self.accelerator.device)
+        self.model = model.train()
+        self.handover = None if plan is None else replace_(model, plan, total_steps=self.total)
+        per_epoch = self.stream.per_epoch or self.total * recipe.accumulate
+        self.fit = Fit(model, self.handover, self.total, max(1, per_epoch // recipe.accumulate))
+        self.network = self._distributed(model)
+        named = model.named_parameters() if self.handover is None else self.handover.named_parameters()
+        trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        self.parameters = [parameter for _, parameter in trained]
+        self.raw_optimizer = recipe.optimizer(trained)
+        self.optimizer = self.accelerator.prepare_optimizer(self.raw_optimizer)
+        self.scheduler = recipe.scheduler(self.raw_optimizer, self.total)
+        self.since_look = _SinceLook(list(self.handover.seams) if self.handover else [], self.accelerator.device)
+        self.evaluation = None
+        if validation is not None:
+            scores = scores or getattr(loss_fn, "scores", None) or (lambda model, batch: {"loss": loss_fn(model, batch)})
+            self.evaluation = Evaluation(validation, scores, self.processes, self.accelerator.autocast)
+        self.done = 0
+        self.saved: Path | None = None
+        if found:
+            self._resume()
+        elif folder is not None:
+            self._forget_points(-1)
+        if trackers:
+            self.accelerator.init_trackers("segue", config={"total_steps": self.total})
+
+    def run(self) -> Fit:
+        """Train to the end."""
+        say = Progress(self.progress, self.total, done=self.done) if self.progress else None
+        with Interruption() as interruption:
+            if self.done == 0:
+                self._look()
+            begun = time.perf_counter()
+            while self.done < self.total:
+                loss, signal = self._step(interruption)
+                if self.done in self.looks:
+                    self.fit.seconds += time.perf_counter() - begun
+                    self._look()
+                    begun = time.perf_counter()
+                if say is not None:
+                    say(self.done, self._status(loss))
+                last = self.done == self.total
+                if self.folder is not None and (signal or last or self.done % self.checkpoint_every == 0):
+                    self.fit.seconds += time.perf_counter() - begun
+                    self._save()
+                    begun = time.perf_counter()
+                if signal and not last:
+                    interruption.leave(signal, f"stopped at step {self.done} of {self.total}; {self._how_to_go_on()}")
+        if self.accelerator.trackers:
+            self.accelerator.end_training()
+        return self.fit
+
+    def _step(self, interruption: Interruption) -> tuple[float, int]:
+        """Take one optimizer step; return its loss and the signal that any process caught."""
+        total = torch.zeros((), device=self.accelerator.device)
+        for micro in range(self.recipe.accumulate):
+            batch, weight = self.processes.part(next(self.stream))
+            last = micro == self.recipe.accumulate - 1
+            with self._without_reduction() if not last else nullcontext():
+                with self.accelerator.autocast():
+                    loss = self.loss_fn(self.network, batch)
+                    if self.handover is not None:
+                        loss = loss + self.handover.aux_loss(padding_mask(batch))
+                share = weight / self.recipe.accumulate
+                self.accelerator.backward(loss * share)
+            total += loss.detach().float() * share
+        self.accelerator.unscale_gradients()
+        norms = self._site_norms()
+        norm = _full(self.accelerator.clip_grad_norm_(self.parameters, self.recipe.clip or math.inf))
+        shared = torch.stack([total, torch.tensor(float(interruption.caught), device=total.device)])
+        mean, signal = (self.processes.total(shared) / self.processes.world).tolist()
+        scaled = self.accelerator.scaler is not None  # fp16: its scaler leaves out steps whose gradient overflowed
+        good = math.isfinite(mean) and (scaled or math.isfinite(norm.item()))
+        if good:
+            self.optimizer.step()
+            self.fit.skipped += int(self.optimizer.step_was_skipped)
+            self.since_look.add(mean, norms)
+        elif self.recipe.on_nan == "stop":
+            where = broken_numbers.find(self.model, self.handover, batch, self.loss_fn)
+            raise broken_numbers.error(where, self.done, mean, norm.item(), str(self.saved) if self.saved else None)
+        else:
+            self.fit.skipped += 1
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        if self.handover is not None:
+            self.handover.step()
+        self.done += 1
+        return mean, round(signal * self.processes.world) and (interruption.caught or 15)
+
+    def _site_norms(self) -> Tensor:
+        """Return the norm of the gradient of every student, before clipping."""
+        seams = self.handover.seams.values() if self.handover is not None else ()
+        norms = []
+        for seam in seams:
+            gradients = [p.grad for p in seam.student.parameters() if p.grad is not None]
+            norms.append(_full(nn.utils.get_total_norm(gradients)).to(self.accelerator.device))
+        return torch.stack(norms) if norms else torch.zeros(0)
+
+    def _look(self) -> None:
+        """Measure the model as it is now, and write it down."""
+        with torch.random.fork_rng(devices=[]):  # looking more often must not change what is learned
+            point = self._point()
+        self.fit.points.append(point)
+        if self.accelerator.trackers:
+            self.accelerator.log(_flat(point), step=self.done)
+        if self.folder is not None and self.accelerator.is_main_process:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(point) + "\n")
+
+    def _point(self) -> dict[str, Any]:
+        loss, norms = self.since_look.take()
+        epoch = self.done / self.fit.steps_per_epoch
+        rate = self.raw_optimizer.param_groups[0]["lr"]
+        point: dict[str, Any] = {"step": self.done, "epoch": epoch, "seconds": self.fit.seconds, "loss": loss, "lr": rate}
+        if self.handover is None:
+            return point | ({} if self.evaluation is None else {"scores": self.evaluation(self.model)})
+        alphas = self.handover.alphas
+        point |= {"alpha": sum(alphas.values()) / len(alphas), "gradient_norm": norms}
+        if self.evaluation is not None:
+            students, alike = self.evaluation.of_students(self.handover)
+            closed = all(seam.closed for seam in self.handover.seams.values())
+            point["blend"] = students if closed else self.evaluation(self.model)
+            point["students"] = students
+            for measure in ("cosine", "relative_error"):
+                point[measure] = {name: site[measure] for name, site in alike.items()}
+        if self.measure is not None:
+            point |= self.measure(self.handover)
+        return point
+
+    def _status(self, loss: float) -> str:
+        """Say in one line how the training stands."""
+        parts = [f"loss {loss:.3f}"]
+        if self.handover is not None:
+            alphas = self.handover.alphas
+            parts.append(f"alpha {sum(alphas.values()) / len(alphas):.2f}")
+        seen = self.fit.points[-1] if self.fit.points else {}
+        accuracy = seen.get("students", seen.get("scores", {})).get("accuracy")
+        if accuracy is not None:
+            parts.append(f"accuracy {accuracy:.3f}")
+        if cosines := seen.get("cosine"):
+            parts.append(f"cosine {sum(cosines.values()) / len(cosines):.2f}")
+        return "  ".join(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs beside model and optimizer."""
+        scaler = self.accelerator.scaler
+        return {
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "seconds": self.fit.seconds,
+            "skipped": self.fit.skipped,
+            "since_look": self.since_look.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what an earlier process had reached."""
+        self.scheduler.load_state_dict(state["scheduler"])
+        if self.accelerator.scaler is not None and state["scaler"] is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.fit.seconds, self.fit.skipped = state["seconds"], state["skipped"]
+        self.since_look.load_state_dict(state["since_look"])
+
+    def _save(self) -> None:
+        assert self.folder is not None
+        place, parts = self.folder / "checkpoints", {"optimizer": self.raw_optimizer, "lr_scheduler": self}
+        if self.handover is not None:
+            self.saved = checkpoint.save(self.handover, place, **parts)
+        else:
+            self.saved = checkpoint.save_training(self.model, self.done, place, **parts)
+
+    def _resume(self) -> None:
+        assert self.folder is not None
+        place = self.folder / "checkpoints"
+        self.stream.skip(checkpoint.saved_step(place) * self.recipe.accumulate)  # before the random states are set
+        if self.handover is not None:
+            checkpoint.load_(self.handover, place, optimizer=self.raw_optimizer, lr_scheduler=self)
+            self.done = self.handover.steps_done
+        else:
+            self.done = checkpoint.load_training_(self.model, place, optimizer=self.raw_optimizer, lr_scheduler=self)
+        self.saved = place
+        self._forget_points(self.done)
+
+    def _forget_points(self, last: int) -> None:
+        """Keep the looks up to a step: what came after the checkpoint will be seen again."""
+        assert self.folder is not None
+        path = self.folder / "metrics.jsonl"
+        self.fit.points = [point for point in _read_points(path) if point["step"] <= last]
+        if self.accelerator.is_main_process and path.exists():
+            draft = path.with_name(".metrics-new")
+            draft.write_text("".join(json.dumps(point) + "\n" for point in self.fit.points), encoding="utf-8")
+            os.replace(draft, path)
+        self.accelerator.wait_for_everyone()
+
+    def _distributed(self, model: nn.Module) -> nn.Module:
+        """Wrap the model as the launch asks: FSDP2, DDP, or not at all; and compile it."""
+        network = model
+        if self.processes.world > 1 and self.recipe.shard:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh(self.accelerator.device.type, (self.processes.world,))
+            for unit in self.handover.units() if self.handover is not None else ():
+                fully_shard(unit, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        elif self.processes.world > 1:
+            place = [self.accelerator.device] if self.accelerator.device.type != "cpu" else None
+            network = nn.parallel.DistributedDataParallel(model, device_ids=place)
+        return torch.compile(network) if self.recipe.compile else network  # type: ignore[return-value]
+
+    def _without_reduction(self) -> AbstractContextManager[Any]:
+        """Let gradients gather in this process until the last batch of a step."""
+        no_sync = getattr(self.network, "no_sync", None)
+        return nullcontext() if no_sync is None else no_sync()
+
+    def _how_to_go_on(self) -> str:
+        return "nothing was saved (no folder)" if self.folder is None else f"resume from {self.folder}"
+
+
+class _SinceLook:
+    """Running means since the last look."""
+
+    def __init__(self, sites: list[str], device: torch.device) -> None:
+        self.sites = sites
+        self.device = device
+        self._clear()
+
+    def _clear(self) -> None:
+        self.losses, self.steps = 0.0, 0
+        self.norms = torch.zeros(len(self.sites), device=self.device)
+
+    def add(self, loss: float, norms: Tensor) -> None:
+        """Count one step in."""
+        self.losses += loss
+        self.steps += 1
+        self.norms += norms
+
+    def take(self) -> tuple[float | None, dict[str, float]]:
+        """Return mean loss and mean gradient norm of every site, and begin anew."""
+        if not self.steps:
+            return None, {}
+        means = (self.norms / self.steps).tolist()
+        loss = self.losses / self.steps
+        self._clear()
+        return loss, dict(zip(self.sites, means, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": self.losses, "steps": self.steps, "norms": self.norms}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses, self.steps, self.norms = state["losses"], state["steps"], state["norms"].to(self.device)
+
+
+def _accelerator(recipe: Recipe, trackers: Sequence[str], folder: Path | None) -> Any:
+    try:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+    except ImportError:
+        raise MissingExtraError("a model was to be trained by fit().", "Accelerate is not installed.", "pip install segue[train]")
+    if recipe.precision == "fp16" and not torch.accelerator.is_available():
+        raise ConfigError(
+            "Recipe(precision='fp16') was asked for.", "There is no GPU, and a CPU has no fp16 training.", "use 'bf16' here."
+        )
+    _require_trackers(trackers, folder)
+    AcceleratorState._reset_state()  # an earlier fit in this process may have had another precision
+    return Accelerator(
+        cpu=not torch.accelerator.is_available(),
+        mixed_precision="no" if recipe.precision == "float32" else recipe.precision,
+        log_with=list(trackers) or None,
+        project_dir=None if folder is None else str(folder),
+    )
+
+
+def _require_trackers(trackers: Sequence[str], folder: Path | None) -> None:
+    if not trackers:
+        return
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    available = [str(tracker) for tracker in get_available_trackers()]
+    for name in trackers:
+        if name not in LOGGER_TYPE_TO_CLASS:
+            known = [str(tracker) for tracker in LOGGER_TYPE_TO_CLASS]
+            raise ConfigError(f"the tracker {name!r} was asked for.", nearest(name, known), "these are Accelerate's trackers.")
+        if name not in available:
+            raise ConfigError(f"the tracker {name!r} was asked for.", "Its package is not installed.", f"pip install {name}")
+    if folder is None:
+        raise ConfigError(f"the trackers {', '.join(trackers)} were asked for.", "They need a place.", "give fit a folder=.")
+
+
+def _look_steps(looks: int | Sequence[int], total: int) -> frozenset[int]:
+    steps = (round(total * i / looks) for i in range(1, looks + 1)) if isinstance(looks, int) else looks
+    return frozenset({*steps, total})
+
+
+def _read_points(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the looks; the last line may be torn by a kill."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+def _flat(point: dict[str, Any], at: str = "") -> dict[str, float]:
+    """Name every number of a point by its path, as trackers want it."""
+    flat: dict[str, float] = {}
+    for name, value in point.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{at}{name}/")
+        elif isinstance(value, int | float):
+            flat[f"{at}{name}"] = value
+    return flat
+
+
+def _full(value: Tensor) -> Tensor:
+    """Return the whole of a number that is spread over processes."""
+    full = getattr(value, "full_tensor", None)
+    return value if full is None else full()
