@@ -111,9 +111,7 @@ def save_training(
     return _write(Path(folder), state, bag.tensors, keep)
 
 
-def load_training_(
-    model: nn.Module, folder: str | os.PathLike[str], *, optimizer: Optimizer, lr_scheduler: Any = None
-) -> int:
+def load_training_(model: nn.Module, folder: str | os.PathLike[str], *, optimizer: Optimizer, lr_scheduler: Any = None) -> int:
     """Put a plain model's training back where it was saved, and return its step."""
     folder, state, tensors = checkpoint_files.read(Path(folder))
     _require_kind(state, "training", folder)

@@ -63,6 +63,11 @@ class Processes:
         part, weight = part_for(batch, self.rank, self.world) if self.split else (batch, 1.0)
         return mapped(lambda tensor: tensor.to(self.device, non_blocking=True), part), weight
 
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        if self.world > 1:
+            torch.distributed.barrier()
+
     def total(self, values: Tensor) -> Tensor:
         """Sum a tensor over the processes."""
         if self.world > 1:
@@ -110,7 +115,9 @@ class Evaluation:
             with comparing as found, self.autocast():
                 scores = self.scores(model, part)
             if first:
-                alike |= self._agreed({name: {"cosine": s.cosine, "relative_error": s.relative_error} for name, s in found.items()})
+                alike |= self._agreed(
+                    {name: {"cosine": s.cosine, "relative_error": s.relative_error} for name, s in found.items()}
+                )
             yield dict(scores), size(part)
 
     def _agreed(self, alike: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

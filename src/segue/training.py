@@ -383,23 +383,37 @@ class _SinceLook:
 
 
 def _accelerator(recipe: Recipe, trackers: Sequence[str], folder: Path | None) -> Any:
-    try:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
-    except ImportError:
-        raise MissingExtraError("a model was to be trained by fit().", "Accelerate is not installed.", "pip install segue[train]")
+    accelerator = _accelerate("Accelerator")
+    from accelerate.state import AcceleratorState
+
     if recipe.precision == "fp16" and not torch.accelerator.is_available():
         raise ConfigError(
             "Recipe(precision='fp16') was asked for.", "There is no GPU, and a CPU has no fp16 training.", "use 'bf16' here."
         )
     _require_trackers(trackers, folder)
     AcceleratorState._reset_state()  # an earlier fit in this process may have had another precision
-    return Accelerator(
+    return accelerator(
         cpu=not torch.accelerator.is_available(),
         mixed_precision="no" if recipe.precision == "float32" else recipe.precision,
         log_with=list(trackers) or None,
         project_dir=None if folder is None else str(folder),
     )
+
+
+def launched() -> Processes:
+    """Return the processes that were launched together (torchrun, accelerate launch), connected."""
+    state = _accelerate("PartialState")(cpu=not torch.accelerator.is_available())
+    return Processes(state.device, state.process_index, state.num_processes)
+
+
+def _accelerate(name: str) -> Any:
+    try:
+        import accelerate
+    except ImportError:
+        raise MissingExtraError(
+            "a model was to be trained by fit().", "Accelerate is not installed.", "pip install segue[train]"
+        ) from None
+    return getattr(accelerate, name)
 
 
 def _require_trackers(trackers: Sequence[str], folder: Path | None) -> None:

@@ -56,8 +56,7 @@ def gather(runs: Sequence[Result], sites: Sequence[str]) -> Line:
 
     def axis(read: Callable[[Point], float]) -> list[float]:
         values = [on_steps(_looks(run, read), steps) for run in runs]
-        means = [_mean([column[i] for column in values]) for i in range(len(steps))]
-        return [0.0 if mean is None else mean for mean in means]
+        return [mean([column[i] for column in values]) or 0.0 for i in range(len(steps))]
 
     def curve(read: Callable[[Result], Looks]) -> Curve:
         return _curve([on_steps(read(run), steps, without=looked) for run, looked in zip(runs, own, strict=True)])
@@ -114,7 +113,7 @@ def on_steps(looks: Looks, steps: Sequence[float], without: Collection[float] = 
 def early_mean(run: Result, quantity: str, site: str) -> float | None:
     """Average one quantity at one site over the looks in the first fifth of the training, the start left out."""
     end = EARLY * run.train_info.total_steps
-    return _mean([value for step, value in site_looks(run, quantity, site) if 0 < step <= end])
+    return mean([value for step, value in site_looks(run, quantity, site) if 0 < step <= end])
 
 
 def last(run: Result, quantity: str, site: str) -> float | None:
@@ -123,9 +122,7 @@ def last(run: Result, quantity: str, site: str) -> float | None:
     return looks[-1][1] if looks else None
 
 
-def profile(
-    runs: Sequence[Result], sites: Sequence[str], read: Callable[[Result, str], float | None]
-) -> list[Estimate | None]:
+def profile(runs: Sequence[Result], sites: Sequence[str], read: Callable[[Result, str], float | None]) -> list[Estimate | None]:
     """Estimate one number per site over seeds."""
     return [estimate([read(run, site) for run in runs]) for site in sites]
 
@@ -148,9 +145,10 @@ def _between(left: tuple[float, float | None], right: tuple[float, float | None]
 
 def _curve(columns: Sequence[Sequence[float | None]]) -> Curve:
     found = [estimate(values) for values in zip(*columns, strict=True)]
-    return Curve(mean=[e and e.mean for e in found], half=[e and e.half for e in found])
+    return Curve(mean=[None if e is None else e.mean for e in found], half=[None if e is None else e.half for e in found])
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean(values: Sequence[float | None]) -> float | None:
+    """Average what is known; None when nothing is."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None

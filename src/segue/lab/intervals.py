@@ -43,8 +43,9 @@ class Difference:
 def estimate(values: Sequence[float | None]) -> Estimate | None:
     """Estimate a mean from one value per seed, None or NaN where a seed has none; None when no seed has one.
 
-    >>> estimate([1.0, 2.0, 3.0])
-    Estimate(mean=2.0, half=2.484137711772846, n=3, asked=3)
+    >>> found = estimate([1.0, 2.0, 3.0, None])
+    >>> found.mean, round(found.half, 3), found.n, found.asked
+    (2.0, 2.484, 3, 4)
     """
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:

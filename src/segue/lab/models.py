@@ -1,61 +1,111 @@
-"""A small vision transformer for 8x8 images, written to be read."""
+"""Models by name: small ones made here, pretrained ones of timm and Hugging Face."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
+
+from segue.errors import ConfigError, MissingExtraError
+from segue.lab.small_vit import VisionTransformer
+from segue.lab.sources import Dataset
+from segue.lab.torchvision_cpu import declare_missing_operators
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention with its output projection."""
+@dataclass(frozen=True, kw_only=True)
+class SmallViT:
+    """A small vision transformer with random weights; its own sizes come here, those of the images from the data."""
 
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
+    patch: int = 2
+    width: int = 48
+    depth: int = 6
+    heads: int = 4
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, heads, N, width / heads)
-        y = F.scaled_dot_product_attention(q, k, v)
-        output: Tensor = self.proj(y.transpose(1, 2).flatten(2))  # (B, N, width)
-        return output
+    sites = "blocks.*.attn"
+    head = "head.*"
+
+    def __call__(self, data: Dataset, size: int | None, seed: int) -> nn.Module:
+        channels, pixels, _ = data.train.inputs.shape[1:]
+        pixels = size or pixels
+        if pixels % self.patch:
+            raise ConfigError(
+                f"{self} was to read images of {pixels} pixels.",
+                f"They do not divide into patches of {self.patch}.",
+                "choose a patch size that divides the image size.",
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return VisionTransformer(
+                pixels=pixels,
+                channels=channels,
+                patch=self.patch,
+                width=self.width,
+                depth=self.depth,
+                heads=self.heads,
+                classes=data.classes,
+            )
 
 
-class Block(nn.Module):
-    """A pre-norm residual block: what `.attn` and `.mlp` return is added to the stream."""
+@dataclass(frozen=True, kw_only=True)
+class Timm:
+    """A model of timm, by default pretrained (fetched from its hub on the first use)."""
 
-    def __init__(self, width: int, heads: int, expansion: int = 4) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attn = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
+    name: str
+    pretrained: bool = True
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        x = x + self.mlp(self.norm2(x))
-        return x
+    sites = "blocks.*.attn"
+    head = "head.*"
+
+    def __call__(self, data: Dataset, size: int | None, seed: int) -> nn.Module:
+        declare_missing_operators()
+        try:
+            import timm
+        except ImportError:
+            raise MissingExtraError(
+                f"the timm model {self.name!r} was to be built.", "timm is not installed.", "pip install segue[timm]"
+            ) from None
+        channels, pixels, _ = data.train.inputs.shape[1:]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model: nn.Module = timm.create_model(
+                self.name, pretrained=self.pretrained, num_classes=data.classes, in_chans=channels, img_size=size or pixels
+            )
+        return model
 
 
-class DigitsViT(nn.Module):
-    """Read an 8x8 image as 16 patches of 2x2 and name its class.
+@dataclass(frozen=True, kw_only=True)
+class SentenceClassifier:
+    """A Hugging Face encoder, from a folder or by its id, with a fresh classification head."""
 
-    >>> DigitsViT()(torch.zeros(5, 1, 8, 8)).shape
-    torch.Size([5, 10])
-    """
+    name: str
 
-    def __init__(self, *, width: int = 48, depth: int = 6, heads: int = 4, classes: int = 10) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(1, width, kernel_size=2, stride=2)
-        self.positions = nn.Parameter(0.02 * torch.randn(1, 16, width))
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, classes)
+    sites = "*.encoder.layer.*.attention.self"
+    head = "classifier.*"
 
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.patches(images).flatten(2).transpose(1, 2)  # (B, 16, width)
-        x = self.blocks(x + self.positions)
-        logits: Tensor = self.head(self.norm(x).mean(1))  # (B, classes)
-        return logits
+    def __call__(self, classes: int, seed: int) -> nn.Module:
+        transformers = _transformers(self.name)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            loaded: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
+                self.name, num_labels=classes, use_safetensors=True
+            )
+        return loaded
+
+    def tokenizer(self) -> Any:
+        """Return the encoder's own tokenizer."""
+        return _transformers(self.name).AutoTokenizer.from_pretrained(self.name)
+
+
+def _transformers(name: str) -> Any:
+    declare_missing_operators()
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtraError(
+            f"the Hugging Face model {name!r} was to be loaded.", "transformers is not installed.", "pip install segue[hf]"
+        ) from None
+    transformers.utils.logging.set_verbosity_error()  # its report on the fresh head, which is meant to be fresh
+    transformers.utils.logging.disable_progress_bar()
+    return transformers

@@ -75,7 +75,7 @@ def duration(seconds: float | None) -> str:
     """Write a time span.
 
     >>> [duration(seconds) for seconds in (0.0123, 7.25, 80, 7500, 200000)]
-    ['12.3 ms', '7.25 s', '1 min 20 s', '2 h 5 min', '2 d 7 h']
+    ['12.3 ms', '7.25 s', '1 min 20 s', '2 h 5 min', '2 d 8 h']
     """
     if seconds is None:
         return NOTHING
@@ -83,14 +83,11 @@ def duration(seconds: float | None) -> str:
         return f"{significant(seconds * 1000)} ms" if seconds else "0 s"
     if seconds < 59.95:
         return f"{significant(seconds)} s"
-    for large, small, large_name, small_name in ((60, 1, "min", "s"), (3600, 60, "h", "min"), (86400, 3600, "d", "h")):
-        count = round(seconds / small)
-        per = large // small
-        if count < 60 * per or large == 86400:
-            whole, rest = divmod(count, per)
-            if large != 3600 or whole < 24:
-                return f"{whole} {large_name} {rest} {small_name}" if rest else f"{whole} {large_name}"
-    raise AssertionError("days hold any time span")
+    if (whole := round(seconds)) < 3600:
+        return _two_units(whole, 60, "min", "s")
+    if (whole := round(seconds / 60)) < 24 * 60:
+        return _two_units(whole, 60, "h", "min")
+    return _two_units(round(seconds / 3600), 24, "d", "h")
 
 
 def flops(value: float | None) -> str:
@@ -159,3 +156,8 @@ def _prefixed(value: float, base: int, prefixes: tuple[str, ...], unit: str) -> 
         value /= base
         power += 1
     return f"{significant(value)} {prefixes[power]}{unit}"
+
+
+def _two_units(count: int, per: int, large: str, small: str) -> str:
+    whole, rest = divmod(count, per)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"

@@ -81,13 +81,15 @@ def _check_labels(asked: str, train: Tensor, test: Tensor, classes: int | None) 
         classes = int(train.max()) + 1
         # a small sample may miss a class; a file that counts from 1, or marks "unknown" by 255, must not pass
         present = len(torch.unique(train))
-        if not bool((train == 0).any()) or present < 2 or 2 * present < classes:
+        if int(train.min()) > 0 or 2 * present < classes:
             raise DataError(
                 asked,
                 f"The training labels take {present} of the {classes} values from 0 to {classes - 1}; "
                 f"the smallest is {int(train.min())}.",
-                "Labels must count from 0 and name at least two classes, without large gaps.",
+                "Labels must count from 0, without large gaps.",
             )
+    if classes < 2:
+        raise DataError(asked, "There is only one class.", "Give examples of at least two classes.")
     for part, labels in (("training", train), ("test", test)):
         if int(labels.max()) >= classes:
             raise DataError(

@@ -11,6 +11,10 @@ from segue.errors import DataError, nearest
 _LISTED = 1000  # a folder may hold a million images; comparing their names with the missing one would take minutes
 
 
+class AbsentError(DataError):
+    """A file or folder is not there."""
+
+
 def stored(source: object, *names: str) -> None:
     """Turn the paths in the fields `names` of a frozen source into strings, which JSON can hold."""
     for name in names:
@@ -58,4 +62,4 @@ def _absent(asked: str, path: Path, kind: str) -> DataError:
         missing = missing.parent
     folder = missing.parent
     names = sorted(entry.name for entry in islice(folder.iterdir(), _LISTED)) if folder.is_dir() else []
-    return DataError(asked, f"There is no {kind} {path}.", f"Look in {folder}. {nearest(missing.name, names)}")
+    return AbsentError(asked, f"There is no {kind} {path}.", f"Look in {folder}. {nearest(missing.name, names)}")

@@ -19,6 +19,9 @@ from segue.lab.sources.examples import Dataset, Examples
 from segue.lab.sources.files import existing_file, existing_folder, located, stored, unreadable
 
 
+_PIECE = 2**20
+
+
 @dataclass(frozen=True, kw_only=True)
 class Idx:
     """Load MNIST, Fashion-MNIST or KMNIST from a folder of IDX files, plain or gzipped.
@@ -64,7 +67,10 @@ def read_idx(asked: str, path: Path, dimensions: int) -> Tensor:
             if len(header) < 4 + 4 * dimensions:
                 raise unreadable(asked, path, "it ends inside its header")
             shape = struct.unpack(f">{dimensions}I", header[4:])
-            content = bytearray(stream.read(prod(shape) + 1))  # one more: reaching the end is what checks gzip's checksum
+            content = bytearray()
+            # piece by piece: a damaged header may promise more than there is memory. Reaching the end checks gzip's checksum
+            while len(content) <= prod(shape) and (piece := stream.read(_PIECE)):
+                content += piece
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(asked, path, error) from error
     if len(content) != prod(shape):

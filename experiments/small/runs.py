@@ -1,0 +1,22 @@
+"""The paper's comparison on Fashion-MNIST: seven methods, a twelve-block ViT, all of the data and 2 % of it.
+
+Command:  segue grid experiments/small --out runs/small --workers 2 --option folder=PATH_OF_FASHION_MNIST
+"""
+
+from __future__ import annotations
+
+from segue.lab import scales, variants
+from segue.lab.config import Run
+
+SHARES = {"100 % of the data": 1.0, "2 % of the data": 0.02}
+
+
+def runs(folder: str = "data/fashion-mnist", seeds: int = 3, methods: tuple[str, ...] = ("paper",)) -> list[Run]:
+    """Return methods x shares x seeds; the seed comes last, so that an interrupted grid has whole seeds."""
+    scale = scales.small(folder)
+    return [
+        scale.run(variant, seed=seed, share=share, group=group)
+        for seed in range(seeds)
+        for group, share in SHARES.items()
+        for variant in variants.find(methods)
+    ]

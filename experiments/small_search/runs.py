@@ -1,0 +1,25 @@
+"""Choose learning rate and weight decay by student-only training, as the paper did, and lambda by a small search.
+
+Command:  segue grid experiments/small_search --out runs/small_search --workers 2 --option folder=PATH_OF_FASHION_MNIST
+Judged on 2,000 training images held out; the test part is not looked at.
+"""
+
+from __future__ import annotations
+
+from segue.lab import scales, variants
+from segue.lab.config import Run
+
+
+def runs(folder: str = "data/fashion-mnist", lr: float = 2e-3) -> list[Run]:
+    """Return six student-only runs, then three of DCR + DFG at the learning rate `lr`."""
+    found: list[Run] = []
+    for rate in (1e-3, 2e-3, 4e-3):
+        for decay in (0.05, 0.0):
+            scale = scales.small(folder, lr=rate, weight_decay=decay, hold_out=2000)
+            (variant,) = variants.find(["student_only"])
+            found.append(scale.run(variant, group=f"lr {rate:g}, weight decay {decay:g}"))
+    scale = scales.small(folder, lr=lr, hold_out=2000)
+    (guided,) = variants.find(["dcr_dfg"])
+    for weight in (0.3, 1.0, 3.0):
+        found.append(scale.run(variants.with_lambda(guided, weight), group=f"lambda {weight:g}"))
+    return found

@@ -1,0 +1,369 @@
+"""Figures for papers: PNG and PDF at column width, drawn from a summary of saved runs."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from segue.errors import MissingExtraError
+from segue.lab.palette import Look, looks
+from segue.lab.results import Result
+from segue.lab.summary import Group, Method, Summary, summarize
+from segue.lab.tables import MARKS
+from segue.lab.wording import counted, shortened, significant
+
+if TYPE_CHECKING:
+    from segue.lab.curves import Curve, Line
+
+WIDTH = 3.3  # inches: a column of a two-column paper
+LEFT, RIGHT, BOTTOM, TOP, GAP = 0.52, 0.08, 0.38, 0.06, 0.3
+PANEL = 1.25
+LEGEND_ROW = 0.135
+FONT = 7
+SETTINGS: dict[str, Any] = {
+    "font.size": FONT,
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "axes.titlesize": FONT,
+    "axes.labelsize": FONT,
+    "xtick.labelsize": FONT,
+    "ytick.labelsize": FONT,
+    "legend.fontsize": FONT,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 3.2,
+    "pdf.fonttype": 42,  # letters stay letters, as publishers ask
+    "text.parse_math": False,  # a dollar sign in a label is a dollar sign
+    "axes.formatter.use_mathtext": False,
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One curve ready to be drawn."""
+
+    label: str
+    look: Look
+    x: Sequence[float]
+    mean: Sequence[float | None]
+    half: Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: list[Drawn]
+    reference: float | None = None
+    log: bool = False
+    bottom: float | None = None
+    ticks: list[str] | None = None  # names along x in place of numbers
+
+
+def draw_all(results: list[Result], folder: Path) -> list[Path]:
+    """Draw every figure as PNG and PDF."""
+    return draw(summarize(results), folder)
+
+
+def draw(summary: Summary, folder: Path) -> list[Path]:
+    """Draw every figure of a summary as PNG and PDF."""
+    require_matplotlib()
+    folder.mkdir(parents=True, exist_ok=True)
+    look_of = looks(name for name, _ in summary.methods)
+    paths = []
+    for group, suffix in zip(summary.groups, _suffixes([group.name for group in summary.groups]), strict=True):
+        for name, panels in _group_figures(group, summary, look_of).items():
+            if any(panel.lines for panel in panels):
+                paths += _write(folder, f"{name}{suffix}", lambda p=panels, g=group: _figure(p, _seeds_note(g)))  # type: ignore[misc]
+    if summary.groups:
+        paths += _write(folder, "groups", lambda: _heat_table(summary))
+    return paths
+
+
+def require_matplotlib() -> None:
+    """Fail in our words where matplotlib is missing."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "the figures were to be drawn.", "matplotlib is not installed.", "pip install segue[lab]"
+        ) from None
+
+
+def _group_figures(group: Group, summary: Summary, look_of: dict[str, Look]) -> dict[str, list[Panel]]:
+    times = 100.0 if summary.scale.percent else 1.0
+    percent = " (%)" if summary.scale.percent else ""
+    unit, name = _time_unit(max((method.line.seconds[-1] for method in group.methods if method.line.seconds), default=0.0))
+
+    def drawn(x: Callable[[Line], list[float]], y: Callable[[Line], Curve], times: float = 1.0) -> list[Drawn]:
+        return [
+            Drawn(method.label, look_of[method.method], x(method.line), _scaled(curve.mean, times), _scaled(curve.half, times))
+            for method in group.methods
+            if (curve := y(method.line)).known
+        ]
+
+    def at_sites(quantity: str, y_label: str, *, log: bool = False) -> list[Panel]:
+        return [
+            Panel(
+                shortened(group.sites[index], 42),
+                "epoch",
+                y_label,
+                drawn(lambda line: line.epoch, lambda line, s=group.sites[index]: line.by_site[quantity][s]),  # type: ignore[misc]
+                log=log,
+            )
+            for index in group.shown_sites
+        ]
+
+    def by_depth(title: str, y_label: str, read: Callable[[Method], list[Any]]) -> Panel:
+        lines = [
+            Drawn(
+                method.label,
+                look_of[method.method],
+                list(range(len(found))),
+                [None if one is None else one.mean for one in found],
+                [None if one is None else one.half for one in found],
+            )
+            for method, found in ((method, read(method)) for method in group.methods)
+            if any(one is not None for one in found)
+        ]
+        return Panel(title, "site, in the order of depth", y_label, lines, log=True, ticks=[str(i) for i in range(len(group.sites))])
+
+    teacher = None if group.teacher_look is None else times * group.teacher_look
+    score = f"{group.score}{percent}"
+    return {
+        "cosine": at_sites("cosine", "interface cosine"),
+        "accuracy": [
+            Panel(
+                "students alone",
+                label,
+                score,
+                drawn(x, lambda line: line.whole["students"], times),
+                teacher,
+                bottom=0.0 if summary.scale.percent else None,
+            )
+            for label, x in (
+                ("epoch", lambda line: line.epoch),
+                (f"training time ({name})", lambda line: [value / unit for value in line.seconds]),
+            )
+        ],
+        "schedules": [
+            Panel("", "share of the training", "alpha, the teacher's share", drawn(lambda line: line.progress, lambda line: line.whole["alpha"]))
+        ],
+        "gradient_norm": at_sites("gradient_norm", "gradient norm", log=True),
+        "drift": at_sites("drift_blend", "drift", log=True),
+        "depth": [
+            by_depth("gradient norm, mean over the first fifth", "gradient norm", lambda method: method.early_gradient),
+            by_depth("drift of the model as it trains, first fifth", "drift", lambda method: method.early_drift),
+            by_depth("drift of the students alone, at the end", "drift", lambda method: method.last_drift),
+        ],
+    }
+
+
+def _figure(panels: list[Panel], note: str) -> Any:
+    from matplotlib.figure import Figure
+
+    panels = [panel for panel in panels if panel.lines]
+    entries = {line.label: line.look for panel in panels for line in panel.lines}
+    columns = 2 if all(len(label) <= 22 for label in entries) and len(entries) > 1 else 1
+    legend = LEGEND_ROW * -(-len(entries) // columns) + 0.02
+    titles = [0.14 if panel.title else 0.0 for panel in panels]
+    same_x = len({panel.x_label for panel in panels}) == 1
+    gaps = [BOTTOM if not same_x or i == len(panels) - 1 else 0.12 for i in range(len(panels))]
+    note_height = 0.16
+    height = TOP + legend + sum(PANEL + title + gap for title, gap in zip(titles, gaps, strict=True)) + note_height
+    figure = Figure(figsize=(WIDTH, height))
+    top = height - TOP - legend
+    for index, (panel, title, gap) in enumerate(zip(panels, titles, gaps, strict=True)):
+        top -= title
+        box = (LEFT / WIDTH, (top - PANEL) / height, (WIDTH - LEFT - RIGHT) / WIDTH, PANEL / height)
+        _fill(figure.add_axes(box), panel, show_x=not same_x or index == len(panels) - 1)
+        top -= PANEL + gap
+    _legend(figure, entries, columns, 1 - TOP / height)
+    if any(_logarithmic(panel) and any(y is not None and y <= 0 for line in panel.lines for y in line.mean) for panel in panels):
+        note += "; zeros left out"
+    figure.text(LEFT / WIDTH, 0.05 / height, note, color="#555555", fontsize=FONT)
+    return figure
+
+
+def _fill(axes: Any, panel: Panel, *, show_x: bool) -> None:
+    logarithmic = _logarithmic(panel)
+    for index, line in enumerate(panel.lines):
+        points = zip(line.x, line.mean, line.half, strict=True)
+        known = [(x, y, half) for x, y, half in points if y is not None and (y > 0 or not logarithmic)]
+        x = [point[0] for point in known]
+        every = max(1, len(x) // 6)
+        axes.plot(
+            x,
+            [point[1] for point in known],
+            color=line.look.light,
+            linestyle=(0, line.look.dash) if line.look.dash else "-",
+            marker=line.look.marker,
+            markevery=(index * max(1, every // 4) % every, every) if len(x) > 1 else 1,
+            markeredgewidth=0,
+            zorder=3,
+        )
+        banded = [(x, y - half, y + half) for x, y, half in known if half is not None]
+        if banded:
+            axes.fill_between(*zip(*banded, strict=True), color=line.look.light, alpha=0.13, linewidth=0, zorder=2)
+    _scale_y(axes, panel)
+    if panel.reference is not None:
+        axes.axhline(panel.reference, color="#222222", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+        place = ("right", 1.0) if panel.lines else ("left", 0.0)
+        axes.annotate(
+            "teacher", (place[1], panel.reference), xycoords=("axes fraction", "data"), ha=place[0], va="bottom",
+            xytext=(0, 1), textcoords="offset points", color="#222222",
+        )  # fmt: skip
+    if panel.ticks is not None:
+        from matplotlib.ticker import MaxNLocator
+
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
+    axes.set_title(panel.title, loc="left", pad=2, color="#333333")
+    axes.set_ylabel(panel.y_label)
+    axes.set_xlabel(panel.x_label if show_x else "")
+    axes.tick_params(labelbottom=show_x, length=2, pad=2)
+    axes.yaxis.set_label_coords(-0.4 / (WIDTH - LEFT - RIGHT), 0.5)
+    axes.margins(x=0.02)
+
+
+def _scale_y(axes: Any, panel: Panel) -> None:
+    means = [value for line in panel.lines for value in line.mean if value is not None]
+    if _logarithmic(panel):
+        positive = [value for value in means if value > 0]
+        axes.set_yscale("log", nonpositive="clip")
+        axes.set_ylim(min(positive) / 1.6, max(positive) * 1.6)
+        axes.yaxis.set_major_formatter(lambda value, _: significant(value))
+        return
+    if panel.bottom is not None and means:
+        top = max([*means, panel.reference or 0.0])
+        axes.set_ylim(panel.bottom, 1.13 * top if top > panel.bottom else panel.bottom + 1)
+    elif panel.log and means:
+        axes.set_ylim(min(0.0, *means), 1.15 * max(means) if max(means) > 0 else 1.0)
+
+
+def _logarithmic(panel: Panel) -> bool:
+    positive = [value for line in panel.lines for value in line.mean if value is not None and value > 0]
+    return panel.log and bool(positive) and max(positive) > 30 * min(positive)
+
+
+def _legend(figure: Any, entries: dict[str, Look], columns: int, top: float) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=look.light, linestyle=(0, look.dash) if look.dash else "-", marker=look.marker, markeredgewidth=0)
+        for look in entries.values()
+    ]
+    most = 24 if columns == 2 else 44
+    names = [f" {text}" if (text := shortened(label, most)).startswith("_") else text for label in entries]
+    figure.legend(
+        handles,
+        names,
+        loc="upper left",
+        bbox_to_anchor=(0.02, top),
+        ncols=columns,
+        frameon=False,
+        borderaxespad=0,
+        borderpad=0,
+        handlelength=3.2,
+        labelspacing=0.25,
+        columnspacing=1.2,
+    )
+
+
+def _heat_table(summary: Summary) -> Any:
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    rows, groups = summary.methods, summary.groups
+    label_width, cell_width, row_height = 1.15, max(0.72, (WIDTH - 1.15 - 0.05) / len(groups)), 0.3
+    width = label_width + cell_width * len(groups) + 0.05
+    height = row_height * (len(rows) + 1) + 0.42
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, width)
+    axes.set_ylim(0, height)
+    axes.axis("off")
+    for column, group in enumerate(groups):
+        left = label_width + column * cell_width
+        axes.text(left + cell_width / 2, height - row_height / 2, shortened(group.name, int(cell_width / 0.065)), ha="center", va="center", fontweight="bold")
+        means = [method.final.mean for method in group.methods if method.final]
+        for row, (name, _) in enumerate(rows):
+            bottom = height - row_height * (row + 2)
+            method = group.method(name)
+            best = method is not None and method.standing["final"] == "best"
+            found = method.final if method else None
+            shade = 0.0 if found is None or max(means) == min(means) else (found.mean - min(means)) / (max(means) - min(means))
+            colour = tuple(1 - shade * (1 - part) * 0.75 for part in (0.45, 0.66, 0.86)) if found else (0.96,) * 3
+            axes.add_patch(Rectangle((left, bottom), cell_width, row_height, facecolor=colour, edgecolor="white", linewidth=1))
+            text = summary.scale.estimate(found).replace(" %", "")
+            mark = MARKS[method.standing["final"]] if method else ""
+            axes.text(
+                left + cell_width / 2, bottom + row_height / 2, f"{text}\n{mark}" if mark else text, ha="center", va="center",
+                fontweight="bold" if best else "normal", linespacing=0.95,
+            )  # fmt: skip
+    for row, (_, label) in enumerate(rows):
+        axes.text(0.04, height - row_height * (row + 1.5), shortened(label, 20), va="center")
+    axes.text(0.04, height - row_height / 2, f"final {groups[0].score}{' (%)' if summary.scale.percent else ''}", va="center")
+    axes.text(0.04, 0.26, "± half of the 95 % interval over seeds", color="#555555", va="center")
+    axes.text(0.04, 0.11, "≈ best: not distinguishable from the best", color="#555555", va="center")
+    return figure
+
+
+def _write(folder: Path, name: str, draw: Callable[[], Any]) -> list[Path]:
+    with _settings():
+        figure = draw()
+        paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
+        figure.savefig(paths[0], dpi=300, metadata={"Software": None})
+        figure.savefig(paths[1], metadata={"CreationDate": None, "Producer": None})  # the same runs, the same file
+    return paths
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    import matplotlib
+
+    with warnings.catch_warnings(), matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(SETTINGS)
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # a label may hold letters that the font lacks
+        yield
+
+
+def _suffixes(names: list[str]) -> list[str]:
+    if len(names) == 1:
+        return [""]
+    found: list[str] = []
+    for name in names:
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", name.replace("%", " percent ")).strip("-.")[:40] or "group"
+        while f"-{slug}" in found:
+            slug += "-again"
+        found.append(f"-{slug}")
+    return found
+
+
+def _seeds_note(group: Group) -> str:
+    counts = sorted({len(method.seeds) for method in group.methods})
+    if counts == [1]:
+        return "one seed: no interval"
+    seeds = counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    return f"mean and 95 % interval over {seeds}" + ("; one seed: no interval" if counts[0] == 1 else "")
+
+
+def _scaled(values: Sequence[float | None], times: float) -> list[float | None]:
+    return [None if value is None else times * value for value in values]
+
+
+def _time_unit(longest: float) -> tuple[float, str]:
+    return (3600.0, "h") if longest > 2 * 3600 else (60.0, "min") if longest > 120 else (1.0, "s")

@@ -1,0 +1,232 @@
+"""Findings: sentences made from numbers, saying what is and what is not significant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from segue.lab.curves import finite
+from segue.lab.wording import Scale, counted, duration, flops, listed, p_value, significant
+
+if TYPE_CHECKING:
+    from segue.lab.intervals import Estimate
+    from segue.lab.results import Result
+    from segue.lab.summary import Comparison, Group, Measure, Method, Summary
+
+ALPHA = 0.05
+MEASURE_NAMES: dict[Measure, str] = {"final": "final {score}", "area": "mean {score} over the run"}
+
+
+def measure_name(measure: Measure, score: str) -> str:
+    """Name a measure for people."""
+    return MEASURE_NAMES[measure].format(score=score)
+
+
+def overview(summary: Summary) -> list[str]:
+    """Say what all groups together show."""
+    found = [comparison for group in summary.groups for comparison in group.comparisons]
+    if not found:
+        return ["No method could be compared with a baseline: a comparison needs one of each in the same group."]
+    sentences = []
+    if len(summary.groups) > 1:
+        sentences.append(_wins(summary))
+    if not summary.comparisons:
+        return [*sentences, "With one seed per method nothing can be said about significance: any difference may be chance."]
+    for measure in MEASURE_NAMES:
+        family = [c for c in found if c.measure == measure and c.holm is not None]
+        if not family:
+            continue
+        alone = [c for c in family if significant_alone(c)]
+        adjusted = [c for c in family if significant_adjusted(c)]
+        name = measure_name(measure, summary.groups[0].score)
+        sentences.append(
+            f"{name[0].upper()}{name[1:]}: {counted(len(family), 'comparison')} with the best baseline of the group; "
+            f"{len(alone) or 'none'} significant at 5 % taken alone, {len(adjusted) or 'none'} after Holm's adjustment"
+            + (f" ({listed([_where(c, summary) for c in adjusted[:8]])})." if adjusted else ".")
+        )
+    return sentences
+
+
+def sentences(group: Group, scale: Scale) -> list[str]:
+    """Say what the runs of one group show."""
+    found = [_leader(group, scale)]
+    for measure in MEASURE_NAMES:
+        found += _against_baseline(group, measure, scale)
+    found += [*_speed(group), *_mechanisms(group)]
+    return [sentence for sentence in found if sentence]
+
+
+def notes(by_method: Mapping[str, Sequence[Result]], methods: Sequence[Method]) -> list[str]:
+    """Say what a reader must know before trusting the numbers of a group."""
+    runs = [run for of_method in by_method.values() for run in of_method]
+    found = []
+    single = [method.label for method in methods if len(method.seeds) < 2]
+    if len(single) == len(methods):
+        found.append("One seed per method: there are no intervals.")
+    elif single:
+        found.append(f"One seed only, so no interval: {listed(single)}.")
+    for method in methods:
+        lost = [run.run_info.seed for run in by_method[method.method] if finite(run.train_info.final.get(run.train_info.score)) is None]
+        if lost:
+            found.append(
+                f"{method.label}: {len(lost)} of {counted(len(method.seeds), 'seed')} ended without a finite score "
+                "(diverged or not measured); the means are over the others."
+            )
+        skipped = sum(run.train_info.skipped_steps for run in by_method[method.method])
+        if skipped:
+            found.append(f"{method.label}: {counted(skipped, 'step')} skipped over all seeds.")
+    if len({frozenset(method.seeds) for method in methods}) > 1:
+        found.append("The methods do not share all seeds; differences are over the seeds that both have.")
+    budgets = sorted({run.train_info.total_steps for run in runs})
+    if len(budgets) > 1:
+        found.append(f"The budgets differ: {listed([str(budget) for budget in budgets])} steps.")
+    different = [method.label for method in methods if method.line.interpolated]
+    if different:
+        found.append(f"Seeds looked at different steps; their curves are interpolated between looks: {listed(different)}.")
+    return found + _teacher_notes(runs)
+
+
+def _teacher_notes(runs: Sequence[Result]) -> list[str]:
+    scores = sorted({run.train_info.score for run in runs})
+    found = [f"The runs do not count the same score: {listed(scores)}."] if len(scores) > 1 else []
+    teachers = [finite(run.train_info.teacher_look.get(run.train_info.score)) for run in runs]
+    if any(teacher is None for teacher in teachers):
+        return [*found, "The teacher's score is missing in some runs: no share of it can be held there."]
+    if any(teacher is not None and teacher <= 0 for teacher in teachers):
+        return [*found, "The teacher's score is not above zero: no share of it can be held."]
+    if len(set(teachers)) > 1:
+        found.append("The teacher differs between runs; each is measured against its own, the figures show the mean.")
+    return found
+
+
+def significant_alone(comparison: Comparison) -> bool:
+    """Say whether a difference is significant at 5 % if it were the only one."""
+    return comparison.difference.p is not None and comparison.difference.p < ALPHA
+
+
+def significant_adjusted(comparison: Comparison) -> bool:
+    """Say whether a difference is significant at 5 % among all that were tested."""
+    return comparison.holm is not None and comparison.holm < ALPHA
+
+
+def verdict(comparison: Comparison) -> str:
+    """Say in a few words how far a difference can be trusted."""
+    if comparison.difference.p is None:
+        return "one common seed: nothing can be said about significance"
+    way = "better" if comparison.difference.mean > 0 else "worse"
+    if significant_adjusted(comparison):
+        return f"significantly {way}"
+    if significant_alone(comparison):
+        return f"{way} taken alone, not significant after adjustment"
+    return "not significant"
+
+
+def _wins(summary: Summary) -> str:
+    wins: dict[str, list[str]] = {}
+    for group in summary.groups:
+        for method in group.methods:
+            if method.standing["final"] == "best":
+                wins.setdefault(method.label, []).append(group.name)
+    parts = [f"{label} in {listed(names)}" for label, names in wins.items()]
+    return f"Best final {summary.groups[0].score} by its mean: {'; '.join(parts)}." if parts else ""
+
+
+def _where(comparison: Comparison, summary: Summary) -> str:
+    way = "above" if comparison.difference.mean > 0 else "below"
+    place = f" in {comparison.group}" if len(summary.groups) > 1 else ""
+    return f"{comparison.label} {way}{place}"
+
+
+def _leader(group: Group, scale: Scale) -> str:
+    leader = next((method for method in group.methods if method.standing["final"] == "best"), None)
+    if leader is None or leader.final is None:
+        return f"No run of this group ended with a finite {group.score}."
+    teacher = f"The teacher has {scale.value(group.teacher)}. " if group.teacher is not None else ""
+    alike = [method.label for method in group.methods if method.standing["final"] == "like the best"]
+    unknown = any(method.standing["final"] == "unknown" for method in group.methods)
+    rest = f"; not distinguishable from it: {listed(alike)}" if alike else ""
+    if unknown and not alike:
+        rest = "; whether the others are really lower cannot be said with one seed"
+    return f"{teacher}The best mean {group.score} of the students alone at the end is {scale.estimate(leader.final)}, by {leader.label}{rest}."
+
+
+def _against_baseline(group: Group, measure: Measure, scale: Scale) -> list[str]:
+    found = [comparison for comparison in group.comparisons if comparison.measure == measure]
+    if not found:
+        return []
+    baseline = group.method(found[0].baseline)
+    assert baseline is not None
+    name = measure_name(measure, group.score)
+    ours = [c for c in found if "dcr" in c.method.lower()]
+    parts = [f"{c.label} {scale.difference(c.difference)}: {_judged(c)}" for c in ours]
+    head = f"{name[0].upper()}{name[1:]} against the best baseline, {baseline.label} ({scale.estimate(baseline.of(measure))})"
+    if all(c.difference.p is None for c in found):
+        tail = "With one seed nothing can be said about significance."
+        return [f"{head}: {'; '.join(f'{c.label} {scale.difference(c.difference)}' for c in ours)}. {tail}" if ours else tail]
+    if not parts:
+        return [f"{head}: no DCR variant was run in this group."]
+    return [f"{head}: {'; '.join(parts)}."]
+
+
+def _judged(comparison: Comparison) -> str:
+    p = comparison.difference.p
+    if p is None:
+        return verdict(comparison)
+    return f"{verdict(comparison)} (p {_is(p)}, adjusted {p_value(comparison.holm)}, {counted(comparison.difference.pairs, 'pair')})"
+
+
+def _is(p: float) -> str:
+    return p_value(p) if p < 0.001 else f"= {p_value(p)}"
+
+
+def _speed(group: Group) -> list[str]:
+    found = []
+    for index in range(len(group.methods[0].held)):
+        reached = [(method, method.held[index]) for method in group.methods if method.held[index].epochs is not None]
+        share = f"{100 * group.methods[0].held[index].share:.0f} % of the teacher's {group.score}"
+        if not any(method.held[index].defined for method in group.methods):
+            return []
+        if not reached:
+            found.append(f"No method holds {share} in every seed.")
+            break
+        by_epochs = min(reached, key=lambda pair: _mean(pair[1].epochs))
+        by_seconds = min(reached, key=lambda pair: _mean(pair[1].seconds))
+        epochs, seconds, work = by_epochs[1].epochs, by_epochs[1].seconds, by_epochs[1].flops
+        text = f"{share} are held first by {by_epochs[0].label}: after {significant(_mean(epochs))} epochs"
+        text += f" ({duration(_mean(seconds))}, {flops(_mean(work))})"
+        if by_seconds[0] is not by_epochs[0]:
+            text += f"; by the clock first by {by_seconds[0].label}, after {duration(_mean(by_seconds[1].seconds))}"
+        others = [(m, h) for m, h in reached if ("dcr" in m.method.lower()) != ("dcr" in by_epochs[0].method.lower())]
+        if others:
+            second = min(others, key=lambda pair: _mean(pair[1].epochs))
+            kind = "baseline" if "dcr" in by_epochs[0].method.lower() else "DCR variant"
+            text += f"; the first {kind} is {second[0].label}, after {significant(_mean(second[1].epochs))} epochs"
+        missing = [method.label for method in group.methods if method.held[index].epochs is None]
+        found.append(f"{text}." + (f" Not in every seed: {listed(missing)}." if missing else ""))
+    return found
+
+
+def _mechanisms(group: Group) -> list[str]:
+    kinds: list[tuple[str, Callable[[Method], list[Estimate | None]]]] = [
+        ("the students' mean gradient norm", lambda method: method.early_gradient),
+        ("the drift of the residual stream as it trains", lambda method: method.early_drift),
+    ]
+    found = []
+    for name, read in kinds:
+        known = [
+            (method.label, sum(values) / len(values))
+            for method in group.methods
+            if (values := [one.mean for one in read(method) if one is not None])
+        ]
+        if len(known) > 1:
+            low, high = min(known, key=lambda pair: pair[1]), max(known, key=lambda pair: pair[1])
+            found.append(
+                f"In the first fifth of the training, {name}, over all sites, is smallest with {low[0]} ({significant(low[1])}) "
+                f"and largest with {high[0]} ({significant(high[1])})."
+            )
+    return found
+
+
+def _mean(found: Estimate | None) -> float:
+    assert found is not None
+    return found.mean

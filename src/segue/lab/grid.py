@@ -1,0 +1,197 @@
+"""Grids: many runs, in worker processes on this machine or on a Ray cluster; what is finished is skipped."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from segue.errors import ConfigError, MissingExtraError, nearest
+from segue.lab.config import Run
+from segue.lab.run import is_finished, run_alone
+from segue.progress import Progress, duration
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Where a list of runs comes from: a file with a function `runs`, and the options it gets.
+
+    Each worker asks the file itself, so a run may hold anything that Python can write, and nothing is pickled.
+    """
+
+    place: str  # a file, or the name of a module
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def runs(self) -> list[Run]:
+        """Ask for the runs."""
+        function = getattr(self._module(), "runs", None)
+        if not callable(function):
+            raise ConfigError(
+                f"the experiment {self.place} was to be read.",
+                "It has no function `runs`.",
+                "write `def runs(seeds=3): return [...]`, a function that returns a list of Run.",
+            )
+        known = list(inspect.signature(function).parameters)
+        for name in self.options:
+            if name not in known:
+                raise ConfigError(
+                    f"the option {name!r} was given to the experiment {self.place}.", nearest(name, known), "see its `runs`."
+                )
+        runs = list(function(**self.options))
+        names = [run.name for run in runs]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(
+                f"the experiment {self.place} was to be read.",
+                f"It has two runs called {min(twice)!r}.",
+                "runs differ in method, group or seed; give them different groups.",
+            )
+        return runs
+
+    def _module(self) -> Any:
+        if not self.place.endswith(".py"):
+            return importlib.import_module(self.place)
+        spec = importlib.util.spec_from_file_location(f"experiment_{Path(self.place).parent.name}", self.place)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run of a grid ended."""
+
+    name: str
+    ok: bool
+    seconds: float
+    why: str = ""
+
+
+def run_grid(experiment: Experiment, out: Path, *, workers: int = 1, engine: str = "local") -> list[Outcome]:
+    """Carry out every run that has no result yet, and return how each ended; a failed run does not stop the others."""
+    runs = experiment.runs()
+    waiting = [run.name for run in runs if not is_finished(run, out / run.name)]
+    _say(f"{len(runs)} runs, {len(runs) - len(waiting)} finished before, {len(waiting)} to do; results in {out}")
+    engines: dict[str, Callable[..., Iterator[Outcome]]] = {"local": _in_processes, "ray": _on_ray}
+    if engine not in engines:
+        raise ConfigError(f"the engine {engine!r} was asked for.", nearest(engine, list(engines)), "the default is local.")
+    outcomes = []
+    say = Progress("grid", max(1, len(waiting)))
+    for outcome in engines[engine](experiment, waiting, out, workers):
+        outcomes.append(outcome)
+        how = f"{'finished' if outcome.ok else 'FAILED'} {outcome.name} in {duration(outcome.seconds)}"
+        say(len(outcomes), how) if say.terminal else _say(f"[{len(outcomes)}/{len(waiting)}] {how}")
+    return outcomes
+
+
+def run_named(experiment: Experiment, name: str, out: Path) -> None:
+    """Carry out one run of an experiment, found by its name."""
+    (found,) = [run for run in experiment.runs() if run.name == name]
+    run_alone(found, out / name)
+
+
+def _in_processes(experiment: Experiment, names: list[str], out: Path, workers: int) -> Iterator[Outcome]:
+    """Keep so many worker processes busy; the cores are shared out among them."""
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    waiting, running = list(reversed(names)), dict[str, tuple[subprocess.Popen[bytes], float]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                name = waiting.pop()
+                running[name] = (_start(experiment, name, out, threads), time.monotonic())
+            time.sleep(0.1)
+            for name, (process, begun) in list(running.items()):
+                if process.poll() is not None:
+                    del running[name]
+                    why = "" if process.returncode == 0 else _last_words(out / name)
+                    yield Outcome(name, process.returncode == 0, time.monotonic() - begun, why)
+    finally:
+        for process, _ in running.values():  # they save and stop
+            process.send_signal(signal.SIGTERM)
+        for process, _ in running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=60)
+
+
+def _start(experiment: Experiment, name: str, out: Path, threads: int) -> subprocess.Popen[bytes]:
+    (out / name).mkdir(parents=True, exist_ok=True)
+    arguments = [experiment.place, json.dumps(experiment.options), name, str(out)]
+    with (out / name / "log.txt").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "segue.lab.worker", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "SEGUE_PARENT": str(os.getpid())},
+            start_new_session=True,  # Ctrl-C reaches the grid, which then asks its workers to save
+        )
+
+
+def _last_words(folder: Path) -> str:
+    """Return the last lines that a failed run wrote."""
+    lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-3:])
+
+
+def _on_ray(experiment: Experiment, names: list[str], out: Path, workers: int) -> Iterator[Outcome]:
+    """Spread the runs over a Ray cluster whose machines share the folder of results."""
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("a grid was to run on Ray.", "Ray is not installed.", "pip install segue[ray]") from None
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, include_dashboard=False)  # the cluster of RAY_ADDRESS, or one on this machine
+    cores = max(1.0, float(ray.cluster_resources().get("CPU", 1)) / workers)
+    gpus = min(1.0, float(ray.cluster_resources().get("GPU", 0)))
+
+    @ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=2)
+    def work(name: str) -> tuple[bool, float, str]:
+        import torch
+
+        torch.set_num_threads(max(1, int(cores)))
+        begun = time.monotonic()
+        try:
+            run_named(experiment, name, out)
+        except Exception as error:  # noqa: BLE001 - a failed run is listed, the others go on
+            return False, time.monotonic() - begun, str(error)
+        return True, time.monotonic() - begun, ""
+
+    pending = {work.remote(name): name for name in names}
+    while pending:
+        (done,), _ = ray.wait(list(pending), num_returns=1)
+        name = pending.pop(done)
+        try:
+            yield Outcome(name, *ray.get(done))
+        except ray.exceptions.RayError as error:
+            yield Outcome(name, False, 0.0, str(error))
+
+
+def stop_with_parent() -> None:
+    """Ask this process to save and stop when the grid that started it has died."""
+    parent = int(os.environ.get("SEGUE_PARENT", 0))
+    if not parent:
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

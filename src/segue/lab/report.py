@@ -1,0 +1,71 @@
+"""The report: one HTML page that works offline, with figures and tables beside it, made only from saved runs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from segue.lab import figures
+from segue.lab.report_data import page_data
+from segue.lab.results import read_all
+from segue.lab.summary import csv, markdown, summarize
+
+SCRIPTS = ("report_chart.js", "report_page.js")
+
+
+def build(folder: Path, *, title: str | None = None) -> Path:
+    """Write report.html, table.md, table.csv and figures/ from the runs below a folder."""
+    figures.require_matplotlib()
+    results = read_all(folder)
+    summary = summarize(results)
+    title = title or " and ".join(summary.experiments)
+    drawn = figures.draw(summary, folder / "figures")
+    _write(folder / "table.md", markdown(summary))
+    _write(folder / "table.csv", csv(summary))
+    data = page_data(summary, results, title)
+    data["files"] = ["table.csv", "table.md", *(f"figures/{path.name}" for path in drawn)]
+    return _write(folder / "report.html", page(data))
+
+
+def page(data: dict[str, Any]) -> str:
+    """Fill the page: style, scripts and data inside, nothing fetched, nothing of the runs read as HTML."""
+    style = _shipped("report_page.css")
+    scripts = [_shipped(name) for name in SCRIPTS]
+    allowed = " ".join(_digest(text) for text in scripts)
+    policy = f"default-src 'none'; style-src {_digest(style)}; script-src {allowed}; base-uri 'none'; form-action 'none'"
+    parts = {
+        "POLICY": policy,
+        "TITLE": html.escape(str(data["title"])),
+        "STYLE": f"<style>{style}</style>",
+        "DATA": in_script(data),
+        "SCRIPTS": "\n".join(f"<script>{text}</script>" for text in scripts),
+    }
+    pieces = _shipped("report_page.html").split("@@")  # text, name, text, name, ... text: no part can hold another's mark
+    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+
+
+def in_script(data: Any) -> str:
+    """Write JSON that no HTML parser can mistake for markup."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _shipped(name: str) -> str:
+    return files("segue.lab").joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _write(path: Path, text: str) -> Path:
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    draft.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(draft, path)
+    return path

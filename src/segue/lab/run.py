@@ -1,0 +1,211 @@
+"""One run: a teacher, a replacement, a result."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from datetime import datetime, timezone
+from functools import partial
+from importlib import metadata
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import segue
+from segue import checkpoint
+from segue.batches import mapped
+from segue.errors import ConfigError
+from segue.evaluation import Evaluation
+from segue.lab import results
+from segue.lab.config import Run, config_hash, to_dict
+from segue.lab.counting import StepFlops
+from segue.lab.drift import Drift
+from segue.lab.locks import locked
+from segue.lab.results import Point, Result, RunInfo, TrainInfo
+from segue.lab.tasks import Loaded
+from segue.lab.teachers import teacher_model
+from segue.sites import select
+from segue.training import Fit, fit, launched
+
+DRIFT_EXAMPLES = 64
+PACKAGES = ("torch", "accelerate", "timm", "transformers", "torchvision", "numpy")
+
+
+def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[str, ...] = ()) -> Result:
+    """Carry out a run in a folder, or go on with it, or read its result if it has finished."""
+    processes = launched()
+    if processes.rank == 0:
+        _claim(config, folder)
+    processes.wait()
+    if (folder / results.FILE).exists():
+        return results.read(folder / results.FILE)
+    begun = datetime.now(timezone.utc)
+    loaded = config.task.load(share=config.share, seed=config.seed)
+    whole = config.teacher.task.load() if config.share < 1 or config.teacher.task != config.task else loaded
+    model, teacher = teacher_model(config.teacher, folder.parent.parent / "teachers", whole)
+    evaluate = partial(Evaluation, scores=config.task.loss.scores, processes=processes, autocast=torch.no_grad)
+    model.to(processes.device)
+    teacher_look = evaluate(loaded.look)(model)
+    teacher_final = teacher["scores"] if config.teacher.task == config.task else evaluate(loaded.final)(model)
+    fitted, step_flops, flops = _replace(config, loaded, model, folder, trackers)
+    assert fitted.handover is not None
+    with fitted.handover.as_student():
+        final = evaluate(loaded.final)(model)
+    train_info = TrainInfo(
+        score=config.task.score,
+        total_steps=fitted.total_steps,
+        steps_per_epoch=fitted.steps_per_epoch,
+        sites=[site.name for site in fitted.handover.sites],
+        teacher=teacher_final,
+        teacher_look=teacher_look,
+        points=[_point(point, flops) for point in fitted.points],
+        final=final,
+        seconds=fitted.seconds,
+        flops=flops[fitted.total_steps],
+        step_flops=step_flops,
+        peak_memory=_peak_memory(processes.device),
+        skipped_steps=fitted.skipped,
+    )
+    result = Result(run_info=_run_info(config, folder), train_info=train_info, meta_info=_meta_info(begun, processes.world))
+    if keep_model:
+        fitted.handover.finalize_(force=True)
+        checkpoint.save(model, folder / "model")
+    if processes.rank == 0:
+        results.write(result, folder)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    processes.wait()
+    return result
+
+
+def run_alone(config: Run, folder: Path) -> Result:
+    """Carry out a run while no other process works in its folder."""
+    with locked(folder / "lock"):
+        return run(config, folder)
+
+
+def is_finished(config: Run, folder: Path) -> bool:
+    """Tell whether a run has its result; refuse a folder that belongs to another configuration."""
+    _claim(config, folder)
+    return (folder / results.FILE).exists()
+
+
+def _claim(config: Run, folder: Path) -> None:
+    """Write the configuration into the folder, or find the same one there."""
+    path = folder / "config.json"
+    if path.exists():
+        there = json.loads(path.read_text(encoding="utf-8"))["config_hash"]
+        if there != config_hash(config):
+            raise ConfigError(
+                f"the run {config.name!r} was to go to {folder}.",
+                f"A run of another configuration lies there ({there}, not {config_hash(config)}).",
+                "choose another --out, or delete that folder if its results are no longer wanted.",
+            )
+        return
+    results.write_json({"config_hash": config_hash(config), "config": to_dict(config)}, path)
+
+
+def _replace(
+    config: Run, loaded: Loaded, model: nn.Module, folder: Path, trackers: tuple[str, ...]
+) -> tuple[Fit, dict[str, float], list[int]]:
+    """Train the replacement; return it, the cost of its kinds of steps, and the operations before each step."""
+    batches = loaded.train(config.batch, config.seed)
+    device = next(model.parameters()).device
+    example = mapped(lambda tensor: tensor.to(device), next(iter(batches)))
+    total = config.recipe.total_steps(len(batches))
+    count = StepFlops(model, config.plan, total, example, config.task.loss)
+    per_step = [count(step) * config.recipe.accumulate for step in range(total)]
+    step_flops = {
+        "students": float(count.students_alone() * config.recipe.accumulate),
+        "blend": float(max(per_step[1:] or per_step)),  # the first step also compares the two sides
+        "teacher_pass": float(count.teacher_pass() * config.recipe.accumulate),
+    }
+    del count
+    few = next(iter(loaded.look))
+    few = mapped(lambda tensor: tensor[:DRIFT_EXAMPLES].to(device), few)
+    fitted = fit(
+        model,
+        config.plan,
+        batches,
+        config.task.loss,
+        recipe=config.recipe,
+        validation=loaded.look,
+        folder=folder,
+        resume=True,
+        looks=config.looks,
+        measure=Drift(model, select(model, config.plan.sites), few, config.task.loss),
+        trackers=trackers,
+        progress=config.name,
+    )
+    return fitted, step_flops, [0, *accumulate(per_step)]
+
+
+def _point(point: dict[str, Any], flops: list[int]) -> Point:
+    known = {name: value for name, value in point.items() if name in Point.__dataclass_fields__}
+    return Point(**known, flops=float(flops[point["step"]]))
+
+
+def _run_info(config: Run, folder: Path) -> RunInfo:
+    return RunInfo(
+        experiment=config.experiment,
+        name=folder.name,
+        method=config.method,
+        label=config.label,
+        group=config.group,
+        seed=config.seed,
+        config=to_dict(config),
+        config_hash=config_hash(config),
+    )
+
+
+def _meta_info(begun: datetime, processes: int) -> dict[str, Any]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "versions": {"segue": segue.__version__, "python": platform.python_version(), **versions},
+        "hardware": {
+            "machine": platform.machine(),
+            "system": platform.system(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            "processes": processes,
+        },
+        "commit": commit(),
+        "begun": begun.isoformat(timespec="seconds"),
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout this code lies in, with '+' if files were changed; None outside of one."""
+    place = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12"], cwd=place, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Return the most bytes in use so far: of the GPU, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)

@@ -1,0 +1,71 @@
+"""A small vision transformer, written to be read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with its output projection."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, heads, N, width / heads)
+        y = F.scaled_dot_product_attention(q, k, v)
+        output: Tensor = self.proj(y.transpose(1, 2).flatten(2))  # (B, N, width)
+        return output
+
+
+class Block(nn.Module):
+    """A pre-norm residual block: what `.attn` and `.mlp` return is added to the stream."""
+
+    def __init__(self, width: int, heads: int, expansion: int = 4) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attn = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        x = x + self.mlp(self.norm2(x))
+        return x
+
+
+class VisionTransformer(nn.Module):
+    """Read an image as patches and name its class.
+
+    >>> VisionTransformer()(torch.zeros(5, 1, 8, 8)).shape
+    torch.Size([5, 10])
+    """
+
+    def __init__(
+        self,
+        *,
+        pixels: int = 8,
+        channels: int = 1,
+        patch: int = 2,
+        width: int = 48,
+        depth: int = 6,
+        heads: int = 4,
+        classes: int = 10,
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+        self.positions = nn.Parameter(0.02 * torch.randn(1, (pixels // patch) ** 2, width))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)  # (B, N, width)
+        x = self.blocks(x + self.positions)
+        logits: Tensor = self.head(self.norm(x).mean(1))  # (B, classes)
+        return logits

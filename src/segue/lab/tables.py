@@ -1,0 +1,201 @@
+"""Tables: the summary as cells with a text to read and a number to sort by, as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv as csv_writer
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from segue.lab import findings
+from segue.lab.intervals import Estimate
+from segue.lab.wording import NOTHING, Scale, counted, duration, flops, memory, p_value, significant
+
+if TYPE_CHECKING:
+    from segue.lab.summary import Comparison, Group, Held, Method, Summary
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text for people and a number for sorting; cells without a number come last."""
+
+    text: str
+    sort: float | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table of methods."""
+
+    key: str
+    heading: str
+    cell: Callable[[Method], Cell]
+
+
+def columns(group: Group, scale: Scale) -> list[Column]:
+    """List the columns of the table of methods."""
+    found = [
+        Column("seeds", "Seeds", lambda method: Cell(str(len(method.seeds)), len(method.seeds))),
+        Column("final", f"Final {group.score}", lambda method: _scored(method.final, scale)),
+        Column("area", f"Mean {group.score} over the run", lambda method: _scored(method.area, scale)),
+    ]
+    for index, share in enumerate(held.share for held in group.methods[0].held):
+        percent = f"{100 * share:.0f} %"
+        found += [
+            Column(f"epochs_{index}", f"Epochs to {percent}", _until(index, lambda held: held.epochs, _epochs)),
+            Column(f"seconds_{index}", f"Time to {percent}", _until(index, lambda held: held.seconds, duration)),
+            Column(f"flops_{index}", f"Work to {percent}", _until(index, lambda held: held.flops, flops)),
+        ]
+    return [
+        *found,
+        Column("step_seconds", "Time per step", lambda method: _plain(method.step_seconds, duration)),
+        Column("step_flops", "Work per step", lambda method: _plain(method.step_flops, flops)),
+        Column("memory", "Peak memory", lambda method: _plain(method.peak_memory, memory)),
+    ]
+
+
+def compared(comparison: Comparison, scale: Scale) -> list[Cell]:
+    """Write one comparison as cells, in the order of `COMPARED`."""
+    difference = comparison.difference
+    return [
+        Cell(comparison.label),
+        Cell(comparison.baseline_label),
+        Cell(scale.difference(difference), difference.mean),
+        Cell(str(difference.pairs), difference.pairs),
+        Cell(p_value(difference.p), difference.p),
+        Cell(p_value(comparison.holm), comparison.holm),
+        Cell(findings.verdict(comparison)),
+    ]
+
+
+COMPARED = ["Method", "Best baseline", "Difference (95 % interval)", "Pairs", "p", "p, Holm", "In words"]
+MARKS = {"best": "best", "like the best": "≈ best", "worse": "", "unknown": ""}
+
+
+def markdown(summary: Summary) -> str:
+    """Write every group's tables as Markdown."""
+    parts = ["# Results", "", *_bullets(findings.overview(summary)), *_bullets(summary.notes)]
+    if len(summary.groups) > 1:
+        parts += ["", "## Where each method wins and loses", "", *_wins(summary)]
+    for group in summary.groups:
+        parts += ["", f"## {_escaped(group.name)}", "", *_bullets(group.findings), *_bullets(group.notes), ""]
+        shown = columns(group, summary.scale)
+        parts += _rows(
+            ["Method", *(column.heading for column in shown)],
+            [[method.label, *(column.cell(method).text for column in shown)] for method in group.methods],
+        )
+        for measure in findings.MEASURE_NAMES:
+            rows = [compared(c, summary.scale) for c in group.comparisons if c.measure == measure]
+            if rows:
+                name = findings.measure_name(measure, group.score)
+                parts += ["", f"Paired differences, {name}:", ""]
+                parts += _rows(COMPARED, [[cell.text for cell in row] for row in rows])
+    return "\n".join([*parts, "", _legend(summary), ""])
+
+
+def csv(summary: Summary) -> str:
+    """Write one row of plain numbers per group and method; what is unknown is empty."""
+    rows = [_numbers(group, method) for group in summary.groups for method in group.methods]
+    text = io.StringIO()
+    writer = csv_writer.DictWriter(text, list(rows[0]) if rows else ["group", "method"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _numbers(group: Group, method: Method) -> dict[str, object]:
+    row: dict[str, object] = {"group": group.name, "method": method.method, "label": method.label, "seeds": len(method.seeds)}
+    row["teacher"] = group.teacher
+    row |= _estimated("final", method.final) | _estimated("area", method.area)
+    for held in method.held:
+        percent = f"{100 * held.share:.0f}"
+        row[f"held_{percent}"] = held.held if held.defined else None
+        for name, found in (("epochs", held.epochs), ("seconds", held.seconds), ("flops", held.flops)):
+            row |= _estimated(f"{name}_to_{percent}", found)
+    for name, found in (
+        ("seconds_per_step", method.step_seconds),
+        ("flops_per_step", method.step_flops),
+        ("seconds", method.seconds),
+        ("flops", method.flops),
+        ("peak_memory", method.peak_memory),
+    ):
+        row |= _estimated(name, found)
+    for measure in findings.MEASURE_NAMES:
+        found_one = next((c for c in group.comparisons if c.measure == measure and c.method == method.method), None)
+        difference = found_one and found_one.difference
+        row[f"{measure}_baseline"] = found_one and found_one.baseline
+        row[f"{measure}_difference"] = difference and difference.mean
+        row[f"{measure}_difference_half"] = difference and difference.half
+        row[f"{measure}_p"] = difference and difference.p
+        row[f"{measure}_p_holm"] = found_one and found_one.holm
+    return row
+
+
+def _estimated(name: str, found: Estimate | None) -> dict[str, object]:
+    return {f"{name}_mean": found and found.mean, f"{name}_half": found and found.half, f"{name}_n": found.n if found else 0}
+
+
+def _scored(found: Estimate | None, scale: Scale) -> Cell:
+    text = scale.estimate(found)
+    if found is not None and not found.whole:
+        text += f" ({found.n} of {counted(found.asked, 'seed')})"
+    return Cell(text, None if found is None else found.mean)
+
+
+def _plain(found: Estimate | None, write: Callable[[float | None], str]) -> Cell:
+    return Cell(NOTHING) if found is None else Cell(write(found.mean), found.mean)
+
+
+def _until(
+    index: int, read: Callable[[Held], Estimate | None], write: Callable[[float | None], str]
+) -> Callable[[Method], Cell]:
+    def cell(method: Method) -> Cell:
+        held = method.held[index]
+        found = read(held)
+        if not held.defined:
+            return Cell(NOTHING)
+        if found is None:
+            return Cell("not reached" if not held.held else f"not reached in {held.seeds - held.held} of {held.seeds}")
+        return Cell(write(found.mean), found.mean)
+
+    return cell
+
+
+def _epochs(value: float | None) -> str:
+    return NOTHING if value is None else significant(value)
+
+
+def _wins(summary: Summary) -> list[str]:
+    rows = []
+    for name, label in summary.methods:
+        cells = []
+        for group in summary.groups:
+            method = group.method(name)
+            mark = MARKS[method.standing["final"]] if method else ""
+            text = _scored(method.final, summary.scale).text if method else NOTHING
+            cells.append(f"{text} ({mark})" if mark else text)
+        rows.append([label, *cells])
+    return _rows(["Method", *(group.name for group in summary.groups)], rows)
+
+
+def _legend(summary: Summary) -> str:
+    return (
+        "± is the half width of a 95 % interval over seeds (Student's t). A share of the teacher's score is reached at the first "
+        "look from which the students alone hold it to the end. Differences are paired by seed; p-values are adjusted by Holm's "
+        f"method over the {counted(summary.comparisons, 'comparison')} of a measure."
+    )
+
+
+def _rows(headings: list[str], rows: list[list[str]]) -> list[str]:
+    written = [headings, ["---"] * len(headings), *rows]
+    return [f"| {' | '.join(cell if cell == '---' else _escaped(cell) for cell in row)} |" for row in written]
+
+
+def _bullets(lines: list[str]) -> list[str]:
+    return [f"- {_escaped(line)}" for line in lines]
+
+
+def _escaped(text: str) -> str:
+    text = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
+    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,0 +1,234 @@
+"""Tasks: data, a model, a loss and scores, ready to train on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from segue.errors import ConfigError
+from segue.evaluation import Classification
+from segue.lab.models import SentenceClassifier, SmallViT, Timm
+from segue.lab.sources import Dataset, NoAugmentation, TextDataset, normalise
+
+MORE_THAN_ANY = 1 << 40
+
+
+class Batches:
+    """Shuffled batches that depend on (seed, epoch) alone; what does not fill a batch is left out.
+
+    >>> batches = Batches(5, 2, lambda chosen, generator: chosen.tolist(), seed=0)
+    >>> len(batches), sorted(sum(batches, []))
+    (2, [0, 1, 3, 4])
+    """
+
+    def __init__(self, count: int, size: int, make: Callable[[Tensor, torch.Generator], Any], *, seed: int) -> None:
+        self.count = count
+        self.size = min(size, count)
+        self.make = make  # (which examples, the batch's own randomness) -> batch
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.count // self.size
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) & 0x7FFFFFFF)
+        order = torch.randperm(self.count, generator=generator)
+        for index in range(len(self)):
+            yield self.make(order[index * self.size : (index + 1) * self.size], generator)
+
+
+class InOrder:
+    """Batches in a fixed order, all of them, for evaluation."""
+
+    def __init__(self, count: int, size: int, make: Callable[[Tensor], Any]) -> None:
+        self.count = count
+        self.size = size
+        self.make = make
+
+    def __len__(self) -> int:
+        return math.ceil(self.count / self.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        for chosen in torch.arange(self.count).split(self.size):
+            yield self.make(chosen)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A task with its data in memory."""
+
+    train: Callable[[int, int], Batches]  # (batch size, seed) -> shuffled batches
+    look: InOrder  # the examples of every look
+    final: InOrder  # all examples held out
+    build: Callable[[int], nn.Module]  # seed of what is not pretrained -> a fresh model
+    examples: int  # to train on
+
+
+class Task(Protocol):
+    """What the lab asks of a task; a dataclass, so that it can be written down."""
+
+    score: str  # the score that counts, higher is better
+
+    @property
+    def sites(self) -> str: ...
+
+    @property
+    def head(self) -> str: ...
+
+    @property
+    def loss(self) -> Classification: ...
+
+    def load(self, *, share: float = 1.0, seed: int = 0) -> Loaded:
+        """Load the data, with this share of the training part."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTask:
+    """Name the class of an image."""
+
+    source: Callable[[], Dataset]
+    model: SmallViT | Timm
+    size: int | None = None  # resize to so many pixels
+    augment: Callable[[Tensor, torch.Generator], Tensor] = field(default_factory=NoAugmentation)
+    label_smoothing: float = 0.1
+    look: int = 2000  # so many held-out examples at every look; all of them at the end
+    hold_out: int = 0  # judge by so many training examples instead of the test part, to choose settings by
+
+    score = "accuracy"
+
+    @property
+    def sites(self) -> str:
+        return self.model.sites
+
+    @property
+    def head(self) -> str:
+        return self.model.head
+
+    @property
+    def loss(self) -> Classification:
+        return Classification(label_smoothing=self.label_smoothing)
+
+    def load(self, *, share: float = 1.0, seed: int = 0) -> Loaded:
+        """Load the data, with this share of the training part."""
+        data = self.source()
+        train, held = _parts(data.train.labels, self.hold_out)
+        judge = data.test if held is None else None
+        images, labels = data.train.inputs, data.train.labels
+        kept = train[_subset(labels[train], share, seed)]
+
+        def batch(chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+            pixels = normalise(images[kept[chosen]], data.mean, data.std, self.size)
+            return self.augment(pixels, generator), labels[kept[chosen]]
+
+        def judged(chosen: Tensor) -> tuple[Tensor, Tensor]:
+            if judge is not None:
+                return normalise(judge.inputs[chosen], data.mean, data.std, self.size), judge.labels[chosen]
+            assert held is not None
+            return normalise(images[held[chosen]], data.mean, data.std, self.size), labels[held[chosen]]
+
+        count = len(judge) if judge is not None else self.hold_out
+        size = 500 if (self.size or images.shape[-1]) <= 64 else 128
+        return Loaded(
+            train=lambda size, seed: Batches(len(kept), size, batch, seed=seed),
+            look=InOrder(min(self.look, count), size, judged),
+            final=InOrder(count, size, judged),
+            build=lambda seed: self.model(data, self.size, seed),
+            examples=len(kept),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceTask:
+    """Name the class of a sentence."""
+
+    source: Callable[[], TextDataset]
+    model: SentenceClassifier
+    longest: int = 32  # tokens
+    label_smoothing: float = 0.1
+    look: int = MORE_THAN_ANY
+    hold_out: int = 0
+
+    score = "accuracy"
+
+    @property
+    def sites(self) -> str:
+        return self.model.sites
+
+    @property
+    def head(self) -> str:
+        return self.model.head
+
+    @property
+    def loss(self) -> Classification:
+        return Classification(label_smoothing=self.label_smoothing)
+
+    def load(self, *, share: float = 1.0, seed: int = 0) -> Loaded:
+        """Load the data, with this share of the training part."""
+        data = self.source()
+        tokenizer = self.model.tokenizer()
+        train, held = _parts(data.train_labels, self.hold_out)
+        kept = train[_subset(data.train_labels[train], share, seed)]
+        texts, labels = (data.test_texts, data.test_labels)
+        if held is not None:
+            texts, labels = [data.train_texts[i] for i in held.tolist()], data.train_labels[held]
+
+        def encode(sentences: list[str], answers: Tensor) -> dict[str, Tensor]:
+            tokens = tokenizer(sentences, padding=True, truncation=True, max_length=self.longest, return_tensors="pt")
+            return {**tokens, "labels": answers}
+
+        def batch(chosen: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+            where = kept[chosen]
+            return encode([data.train_texts[i] for i in where.tolist()], data.train_labels[where])
+
+        def judged(chosen: Tensor) -> dict[str, Tensor]:
+            return encode([texts[i] for i in chosen.tolist()], labels[chosen])
+
+        return Loaded(
+            train=lambda size, seed: Batches(len(kept), size, batch, seed=seed),
+            look=InOrder(min(self.look, len(texts)), 128, judged),
+            final=InOrder(len(texts), 128, judged),
+            build=lambda seed: self.model(data.classes, seed),
+            examples=len(kept),
+        )
+
+
+def _parts(labels: Tensor, hold_out: int) -> tuple[Tensor, Tensor | None]:
+    """Split the training part by a fixed seed into what is trained on and what settings are chosen by."""
+    if not 0 <= hold_out < len(labels):
+        raise ConfigError(
+            f"hold_out={hold_out} examples were asked for.",
+            f"The training part has {len(labels)}.",
+            "leave some to train on.",
+        )
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    return order[hold_out:].sort().values, order[:hold_out] if hold_out else None
+
+
+def _subset(labels: Tensor, share: float, seed: int) -> Tensor:
+    """Choose a share of the examples, the same share of every class (at least one each).
+
+    >>> _subset(torch.tensor([0, 0, 0, 0, 1, 1]), 0.5, seed=0).tolist()
+    [0, 1, 4]
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"share={share} of the data was asked for.", "It is not in (0, 1].", "give 1.0 for all of it.")
+    if share == 1:
+        return torch.arange(len(labels))
+    generator = torch.Generator().manual_seed(hash((seed, 0x5A)) & 0x7FFFFFFF)
+    chosen = []
+    for label in labels.unique().tolist():
+        members = (labels == label).nonzero().flatten()
+        count = max(1, round(share * len(members)))
+        chosen.append(members[torch.randperm(len(members), generator=generator)[:count]])
+    return torch.cat(chosen).sort().values

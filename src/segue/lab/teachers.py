@@ -1,0 +1,88 @@
+"""Stage 1, the teacher: trained once for each configuration, and kept by its hash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from segue import tensor_files
+from segue.errors import ConfigError, DataError
+from segue.lab.config import Teacher, config_hash, to_dict
+from segue.lab.locks import locked
+from segue.lab.results import write_json
+from segue.lab.tasks import Loaded
+from segue.training import fit, launched
+
+
+def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded, *, resume: bool = True) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the trained teacher and what is known of it, trained now unless an earlier run has done it."""
+    place = folder / config_hash(teacher)
+    processes = launched()
+    with locked(place / "lock") if processes.rank == 0 else nullcontext():
+        processes.wait()
+        if not (place / "teacher.json").exists():
+            _train(teacher, place, loaded)
+        processes.wait()
+    model = loaded.build(teacher.seed)
+    known = json.loads((place / "teacher.json").read_text(encoding="utf-8"))
+    tensors = tensor_files.read(place / "teacher.safetensors")
+    if tensor_files.fingerprint(tensors) != known["fingerprint"]:
+        raise DataError(
+            f"the teacher in {place} was to be loaded.",
+            "Its weights are damaged.",
+            "delete the folder; it will be trained anew.",
+        )
+    model.load_state_dict(tensors)
+    return model, known
+
+
+def _train(teacher: Teacher, place: Path, loaded: Loaded) -> None:
+    model = loaded.build(teacher.seed)
+    batches = loaded.train(teacher.batch, teacher.seed)
+    points: list[dict[str, Any]] = []
+    for number, stage in enumerate(teacher.stages):
+        with _training_only(model, teacher.task.head if stage.head_only else "*"):
+            result = fit(
+                model,
+                None,
+                batches,
+                teacher.task.loss,
+                recipe=stage.recipe,
+                validation=loaded.final if number == len(teacher.stages) - 1 else loaded.look,
+                folder=place / f"stage{number}",
+                resume=True,
+                looks=5,
+                progress=f"teacher {number + 1}/{len(teacher.stages)}",
+            )
+        points += [{"stage": number, **point} for point in result.points]
+    processes = launched()
+    if processes.rank == 0:
+        state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+        tensor_files.write(place / "teacher.safetensors", state)
+        scores = points[-1]["scores"]
+        known = {"config": to_dict(teacher), "scores": scores, "points": points, "fingerprint": tensor_files.fingerprint(state)}
+        write_json(known, place / "teacher.json")  # last: it says that the teacher is there
+
+
+@contextmanager
+def _training_only(model: nn.Module, pattern: str) -> Iterator[None]:
+    """Let only the parameters of a name train."""
+    chosen = [name for name, _ in model.named_parameters() if fnmatchcase(name, pattern)]
+    if not chosen:
+        raise ConfigError(
+            f"the head {pattern!r} was to be trained first.",
+            f"{type(model).__name__} has no parameter of that name.",
+            "give the model's configuration the right `head` pattern.",
+        )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in chosen)
+    try:
+        yield
+    finally:
+        model.requires_grad_(True)
