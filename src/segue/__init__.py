@@ -1,5 +1,7 @@
 """Segue: replace modules inside a pretrained PyTorch model without breaking it."""
 
+from typing import TYPE_CHECKING, Any
+
 from segue import errors, gates, losses, methods, schedules, similarity, students
 from segue.checkpoint import load_, save
 from segue.errors import SegueError, SegueWarning
@@ -7,15 +9,23 @@ from segue.handover import Handover, replace_
 from segue.plan import Plan
 from segue.sites import Site, select
 
+if TYPE_CHECKING:
+    from segue.evaluation import Classification
+    from segue.recipe import Recipe
+    from segue.training import fit
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "Classification",
     "Handover",
     "Plan",
+    "Recipe",
     "SegueError",
     "SegueWarning",
     "Site",
     "errors",
+    "fit",
     "gates",
     "load_",
     "losses",
@@ -27,3 +37,13 @@ __all__ = [
     "similarity",
     "students",
 ]
+
+_WHEN_ASKED = {"fit": "training", "Recipe": "recipe", "Classification": "evaluation"}  # who writes a loop needs none of them
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHEN_ASKED:
+        raise AttributeError(f"module 'segue' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"segue.{_WHEN_ASKED[name]}"), name)

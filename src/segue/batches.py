@@ -132,7 +132,7 @@ def _seeded(seed: int, epoch: int) -> Iterator[None]:
     before = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
     mixed = hash((seed, epoch, 0x5E6)) & 0x7FFFFFFF  # of numbers, so the same in every process
     random.seed(mixed)
-    torch.random.default_generator.manual_seed(mixed)
+    torch.default_generator.manual_seed(mixed)
     if numpy:
         numpy.random.seed(mixed)
     try:

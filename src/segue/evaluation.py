@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -111,7 +111,9 @@ class Evaluation:
         for index, batch in enumerate(self.batches):
             part, _ = self.processes.part(batch)
             first = index == 0 and teachers_there
-            comparing = handover.comparing(padding_mask(part)) if first and handover is not None else nullcontext({})
+            comparing: AbstractContextManager[Any] = nullcontext({})
+            if first and handover is not None:
+                comparing = handover.comparing(padding_mask(part))
             with comparing as found, self.autocast():
                 scores = self.scores(model, part)
             if first:

@@ -294,11 +294,13 @@ class _Training:
 
     def _save(self) -> None:
         assert self.folder is not None
-        place, parts = self.folder / "checkpoints", {"optimizer": self.raw_optimizer, "lr_scheduler": self}
+        place = self.folder / "checkpoints"
         if self.handover is not None:
-            self.saved = checkpoint.save(self.handover, place, **parts)
+            self.saved = checkpoint.save(self.handover, place, optimizer=self.raw_optimizer, lr_scheduler=self)
         else:
-            self.saved = checkpoint.save_training(self.model, self.done, place, **parts)
+            self.saved = checkpoint.save_training(
+                self.model, self.done, place, optimizer=self.raw_optimizer, lr_scheduler=self
+            )
 
     def _resume(self) -> None:
         assert self.folder is not None

@@ -56,7 +56,7 @@ def run(
     cost = COST.get(method, 1.25)
     points = []
     for look in range(looks):
-        progress = look / (looks - 1)
+        progress = look / max(1, looks - 1)
         alpha = 0.0 if method in ("student_only", "distillation") else _aggr20(progress)
         gained = 1 - math.exp(-progress / speed)
         students = max(0.01, 0.01 + (ceiling - 0.01) * gained + (noise.gauss(0, 0.004) if 0 < progress < 1 else 0))

@@ -139,7 +139,9 @@ def _group_figures(group: Group, summary: Summary, look_of: dict[str, Look]) -> 
             for method, found in ((method, read(method)) for method in group.methods)
             if any(one is not None for one in found)
         ]
-        return Panel(title, "site, in the order of depth", y_label, lines, log=True, ticks=[str(i) for i in range(len(group.sites))])
+        return Panel(
+            title, "site, in the order of depth", y_label, lines, log=True, ticks=[str(i) for i in range(len(group.sites))]
+        )
 
     teacher = None if group.teacher_look is None else times * group.teacher_look
     score = f"{group.score}{percent}"
@@ -160,7 +162,12 @@ def _group_figures(group: Group, summary: Summary, look_of: dict[str, Look]) -> 
             )
         ],
         "schedules": [
-            Panel("", "share of the training", "alpha, the teacher's share", drawn(lambda line: line.progress, lambda line: line.whole["alpha"]))
+            Panel(
+                "",
+                "share of the training",
+                "alpha, the teacher's share",
+                drawn(lambda line: line.progress, lambda line: line.whole["alpha"]),
+            )
         ],
         "gradient_norm": at_sites("gradient_norm", "gradient norm", log=True),
         "drift": at_sites("drift_blend", "drift", log=True),
@@ -192,7 +199,9 @@ def _figure(panels: list[Panel], note: str) -> Any:
         _fill(figure.add_axes(box), panel, show_x=not same_x or index == len(panels) - 1)
         top -= PANEL + gap
     _legend(figure, entries, columns, 1 - TOP / height)
-    if any(_logarithmic(panel) and any(y is not None and y <= 0 for line in panel.lines for y in line.mean) for panel in panels):
+    if any(
+        _logarithmic(panel) and any(y is not None and y <= 0 for line in panel.lines for y in line.mean) for panel in panels
+    ):
         note += "; zeros left out"
     figure.text(LEFT / WIDTH, 0.05 / height, note, color="#555555", fontsize=FONT)
     return figure
@@ -297,7 +306,14 @@ def _heat_table(summary: Summary) -> Any:
     axes.axis("off")
     for column, group in enumerate(groups):
         left = label_width + column * cell_width
-        axes.text(left + cell_width / 2, height - row_height / 2, shortened(group.name, int(cell_width / 0.065)), ha="center", va="center", fontweight="bold")
+        axes.text(
+            left + cell_width / 2,
+            height - row_height / 2,
+            shortened(group.name, int(cell_width / 0.065)),
+            ha="center",
+            va="center",
+            fontweight="bold",
+        )
         means = [method.final.mean for method in group.methods if method.final]
         for row, (name, _) in enumerate(rows):
             bottom = height - row_height * (row + 2)

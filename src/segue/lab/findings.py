@@ -66,7 +66,11 @@ def notes(by_method: Mapping[str, Sequence[Result]], methods: Sequence[Method]) 
     elif single:
         found.append(f"One seed only, so no interval: {listed(single)}.")
     for method in methods:
-        lost = [run.run_info.seed for run in by_method[method.method] if finite(run.train_info.final.get(run.train_info.score)) is None]
+        lost = [
+            run.run_info.seed
+            for run in by_method[method.method]
+            if finite(run.train_info.final.get(run.train_info.score)) is None
+        ]
         if lost:
             found.append(
                 f"{method.label}: {len(lost)} of {counted(len(method.seeds), 'seed')} ended without a finite score "
@@ -112,7 +116,7 @@ def significant_adjusted(comparison: Comparison) -> bool:
 def verdict(comparison: Comparison) -> str:
     """Say in a few words how far a difference can be trusted."""
     if comparison.difference.p is None:
-        return "one common seed: nothing can be said about significance"
+        return "with one common seed nothing can be said about significance"
     way = "better" if comparison.difference.mean > 0 else "worse"
     if significant_adjusted(comparison):
         return f"significantly {way}"
@@ -154,25 +158,29 @@ def _against_baseline(group: Group, measure: Measure, scale: Scale) -> list[str]
     found = [comparison for comparison in group.comparisons if comparison.measure == measure]
     if not found:
         return []
-    baseline = group.method(found[0].baseline)
-    assert baseline is not None
     name = measure_name(measure, group.score)
-    ours = [c for c in found if "dcr" in c.method.lower()]
-    parts = [f"{c.label} {scale.difference(c.difference)}: {_judged(c)}" for c in ours]
-    head = f"{name[0].upper()}{name[1:]} against the best baseline, {baseline.label} ({scale.estimate(baseline.of(measure))})"
-    if all(c.difference.p is None for c in found):
-        tail = "With one seed nothing can be said about significance."
-        return [f"{head}: {'; '.join(f'{c.label} {scale.difference(c.difference)}' for c in ours)}. {tail}" if ours else tail]
-    if not parts:
-        return [f"{head}: no DCR variant was run in this group."]
-    return [f"{head}: {'; '.join(parts)}."]
+    head = f"{name[0].upper()}{name[1:]} against the best baseline, {_named(group, found[0].baseline, measure, scale)}"
+    by_verdict: dict[str, list[Comparison]] = {}
+    for comparison in sorted(found, key=lambda c: (c.difference.p is None, c.difference.p or 0.0)):
+        by_verdict.setdefault(verdict(comparison), []).append(comparison)
+    parts = [f"{words}: {listed([_told(c, scale) for c in alike])}" for words, alike in by_verdict.items()]
+    return [f"{head}. {'. '.join(part[0].upper() + part[1:] for part in parts)}."]
 
 
-def _judged(comparison: Comparison) -> str:
-    p = comparison.difference.p
-    if p is None:
-        return verdict(comparison)
-    return f"{verdict(comparison)} (p {_is(p)}, adjusted {p_value(comparison.holm)}, {counted(comparison.difference.pairs, 'pair')})"
+def _named(group: Group, name: str, measure: Measure, scale: Scale) -> str:
+    method = group.method(name)
+    assert method is not None
+    return f"{method.label} ({scale.estimate(method.of(measure))})"
+
+
+def _told(comparison: Comparison, scale: Scale) -> str:
+    """Name a method and its difference; the interval too for what the paper is about, the table has the others."""
+    difference = comparison.difference
+    if "dcr" in comparison.method.lower() and difference.half is not None:
+        low, high = (scale.change(difference.mean + side * difference.half, unit=False) for side in (-1, 1))
+        adjusted = "" if comparison.holm is None else f", adjusted {p_value(comparison.holm)}"
+        return f"{comparison.label} ({scale.change(difference.mean)}, {low} to {high}, p {_is(difference.p or 0.0)}{adjusted})"
+    return f"{comparison.label} ({scale.change(difference.mean)})"
 
 
 def _is(p: float) -> str:

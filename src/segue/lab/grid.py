@@ -154,8 +154,9 @@ def _on_ray(experiment: Experiment, names: list[str], out: Path, workers: int) -
         raise MissingExtraError("a grid was to run on Ray.", "Ray is not installed.", "pip install segue[ray]") from None
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)  # the cluster of RAY_ADDRESS, or one on this machine
-    cores = max(1.0, float(ray.cluster_resources().get("CPU", 1)) / workers)
-    gpus = min(1.0, float(ray.cluster_resources().get("GPU", 0)))
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    cores = max(1.0, resources.get("CPU", 1.0) / workers)
+    gpus = min(1.0, resources.get("GPU", 0.0))
 
     @ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=2)
     def work(name: str) -> tuple[bool, float, str]:
@@ -165,7 +166,7 @@ def _on_ray(experiment: Experiment, names: list[str], out: Path, workers: int) -
         begun = time.monotonic()
         try:
             run_named(experiment, name, out)
-        except Exception as error:  # noqa: BLE001 - a failed run is listed, the others go on
+        except Exception as error:  # a failed run is listed, the others go on
             return False, time.monotonic() - begun, str(error)
         return True, time.monotonic() - begun, ""
 

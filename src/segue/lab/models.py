@@ -106,6 +106,7 @@ def _transformers(name: str) -> Any:
         raise MissingExtraError(
             f"the Hugging Face model {name!r} was to be loaded.", "transformers is not installed.", "pip install segue[hf]"
         ) from None
-    transformers.utils.logging.set_verbosity_error()  # its report on the fresh head, which is meant to be fresh
-    transformers.utils.logging.disable_progress_bar()
+    say: Any = transformers.utils.logging
+    say.set_verbosity_error()  # its report on the fresh head, which is meant to be fresh
+    say.disable_progress_bar()
     return transformers

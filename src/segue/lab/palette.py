@@ -19,14 +19,14 @@ class Look:
     marker: str
 
 
-# Tol's vibrant scheme, safe for colour-blind readers, darkened where it is too pale on white
-GREY = ("#707070", "#a8a8a8")
-ORANGE = ("#d9660f", "#f59347")
-TEAL = ("#00857a", "#2ec4b0")
-CYAN = ("#1f9bd1", "#62cbf5")
-MAGENTA = ("#d6246e", "#ff6fa8")
-BLUE = ("#00569c", "#5fa3ea")
-RED = ("#b3240a", "#ff6a4d")
+# searched for: every two stay apart for protanopes and deuteranopes too, and all stand out from the paper (the tests measure it)
+GREY = ("#404040", "#8c8c8c")
+ORANGE = ("#d06417", "#ffb12d")
+TEAL = ("#129e65", "#18ef97")
+CYAN = ("#0390fc", "#3fa8fe")
+MAGENTA = ("#db219c", "#f09bc7")
+BLUE = ("#0b3bd1", "#4a74f7")
+RED = ("#86200b", "#e8352e")
 
 OWN = {
     "student_only": Look(*GREY, (1, 1.4), "s"),

@@ -80,7 +80,11 @@ def _group(group: Group, summary: Summary) -> dict[str, Any]:
         "comparisons": [
             {
                 "title": findings.measure_name(measure, group.score),
-                "rows": [[_cell(cell) for cell in tables.compared(c, summary.scale)] for c in group.comparisons if c.measure == measure],
+                "rows": [
+                    [_cell(cell) for cell in tables.compared(c, summary.scale)]
+                    for c in group.comparisons
+                    if c.measure == measure
+                ],
             }
             for measure in findings.MEASURE_NAMES
         ],

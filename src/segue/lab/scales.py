@@ -72,7 +72,7 @@ def demo(*, steps: int = 320, teacher_steps: int = 500, depth: int = 6, share: f
     )
 
 
-def small(folder: str | Path, *, steps: int = 400, lr: float = 2e-3, weight_decay: float = 0.05, hold_out: int = 0) -> Scale:
+def small(folder: str | Path, *, steps: int = 320, lr: float = 2e-3, weight_decay: float = 0.05, hold_out: int = 0) -> Scale:
     """Fashion-MNIST from IDX files: a twelve-block ViT; an hour or two on two cores."""
     source = Idx(folder=str(folder))
     model = SmallViT(patch=7, width=64, depth=12)
@@ -84,7 +84,7 @@ def small(folder: str | Path, *, steps: int = 400, lr: float = 2e-3, weight_deca
         teacher=Teacher(task=task, stages=(stage,)),
         recipe=Recipe(steps=steps, lr=lr, weight_decay=weight_decay, warmup=0.05),
         batch=128,
-        looks=12,
+        looks=10,
     )
 
 
@@ -113,13 +113,13 @@ def paper(*, folder: str | Path | None = None, download: bool = False, precision
 
 
 def minilm(
-    model: str | Path, train: str | Path, test: str | Path, *, steps: int = 300, lr: float = 5e-4, hold_out: int = 0
+    model: str | Path, train: str | Path, test: str | Path, *, steps: int = 200, lr: float = 5e-4, hold_out: int = 0
 ) -> Scale:
     """SST-2 sentences: a really pretrained MiniLM, fine-tuned, then all its attention replaced."""
     task = SentenceTask(
         source=Tsv(train=str(train), test=str(test)),
         model=SentenceClassifier(name=str(model)),
-        longest=24,
+        longest=20,
         look=256,
         hold_out=hold_out,
     )

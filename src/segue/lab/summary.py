@@ -15,6 +15,7 @@ from segue.lab.results import Result
 from segue.lab.wording import Scale, counted, listed, scale_of
 
 SHARES = (0.90, 0.95, 0.99)  # of the teacher's score, to be held by the students alone
+ROUNDING = 1e-9  # 0.9 * 0.8 is a little more than 0.72
 
 Measure = Literal["final", "area"]
 MEASURES: tuple[Measure, ...] = ("final", "area")
@@ -265,7 +266,7 @@ def held_from(run: Result, share: float) -> int | None:
         if run.train_info.score not in point.students:
             continue
         value = finite(point.students[run.train_info.score])
-        enough = teacher is not None and value is not None and value >= share * teacher
+        enough = teacher is not None and value is not None and value >= share * teacher - ROUNDING
         begin = (index if begin is None else begin) if enough else None
     return begin
 

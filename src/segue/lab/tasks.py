@@ -59,8 +59,8 @@ class InOrder:
         return math.ceil(self.count / self.size)
 
     def __iter__(self) -> Iterator[Any]:
-        for chosen in torch.arange(self.count).split(self.size):
-            yield self.make(chosen)
+        for begin in range(0, self.count, self.size):
+            yield self.make(torch.arange(begin, min(begin + self.size, self.count)))
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def _subset(labels: Tensor, share: float, seed: int) -> Tensor:
         return torch.arange(len(labels))
     generator = torch.Generator().manual_seed(hash((seed, 0x5A)) & 0x7FFFFFFF)
     chosen = []
-    for label in labels.unique().tolist():
+    for label in sorted(set(labels.tolist())):
         members = (labels == label).nonzero().flatten()
         count = max(1, round(share * len(members)))
         chosen.append(members[torch.randperm(len(members), generator=generator)[:count]])

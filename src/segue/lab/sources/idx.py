@@ -18,7 +18,6 @@ from segue.lab.sources.checks import image_dataset
 from segue.lab.sources.examples import Dataset, Examples
 from segue.lab.sources.files import existing_file, existing_folder, located, stored, unreadable
 
-
 _PIECE = 2**20
 
 

@@ -29,7 +29,7 @@ class Npz:
         numpy = optional("numpy", "lab", asked)
         path = existing_file(asked, located(self.path))
         try:
-            with numpy.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as stream, numpy.load(stream, allow_pickle=False) as archive:
                 names = list(archive.files)
                 arrays = {name: archive[name] for name in _ARRAYS if name in names}
         except Exception as error:  # zip, zlib and NumPy each have their own way to stumble over damaged bytes

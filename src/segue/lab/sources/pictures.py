@@ -36,7 +36,10 @@ def decode(asked: str, name: object, content: bytes, size: int | None = None) ->
         raise unreadable(asked, name, error) from error
     image = _eight_bits(asked, name, image)
     if size is not None and image.size != (size, size):
-        image = optional("PIL.ImageOps", "lab", asked).fit(image, (size, size), method=pillow.Resampling.BILINEAR)
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        # cut, then resized: in one step the filter would look at pixels beyond the cut
+        image = image.crop((left, top, left + side, top + side)).resize((size, size), pillow.Resampling.BILINEAR)
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return pixels.view(image.height, image.width, -1).permute(2, 0, 1).contiguous()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from segue.errors import DataError, nearest
 from segue.lab.sources.checks import text_dataset
 from segue.lab.sources.examples import TextDataset
 from segue.lab.sources.files import contents, located, stored, unreadable
+
+_WHOLE_NUMBER = re.compile("-?[0-9]{1,9}")  # int() would also take "1_0", " 1" and the digits of other scripts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +55,11 @@ class Tsv:
                 )
             if not row[text].strip():
                 raise DataError(asked, f"Line {number} of {path} has no text.", "Remove the line, or give it a text.")
-            try:
-                labels.append(int(row[label]))
-            except ValueError:
+            if not _WHOLE_NUMBER.fullmatch(row[label]):
                 raise DataError(
                     asked,
                     f"Line {number} of {path} has the label {row[label]!r}.",
                     "Labels must be whole numbers that count from 0.",
-                ) from None
+                )
+            labels.append(int(row[label]))
         return [row[text] for row in rows], torch.tensor(labels, dtype=torch.int64)

@@ -1,0 +1,115 @@
+"""Models by what one types: timm:NAME, hf:FOLDER_OR_ID, torchvision:NAME, demo. No weights are loaded."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from segue.errors import ConfigError, MissingExtraError, nearest
+from segue.lab.small_vit import VisionTransformer
+from segue.lab.torchvision_cpu import declare_missing_operators
+
+KINDS = ("timm", "hf", "torchvision")
+
+
+def build(name: str) -> nn.Module:
+    """Build the model of a name without memory for its weights."""
+    kind, colon, rest = name.partition(":")
+    if name == "demo":
+        with torch.device("meta"):
+            return VisionTransformer()
+    if not colon or kind not in KINDS:
+        kind, rest = _guess(name), name
+    makers = {"timm": _timm, "hf": _hugging_face, "torchvision": _torchvision}
+    return makers[kind](rest)
+
+
+def _guess(name: str) -> str:
+    if Path(name).is_dir():
+        return "hf"
+    if "/" in name or ":" in name:
+        raise ConfigError(
+            f"the model {name!r} was asked for.",
+            "There is no such folder, and no library is named.",
+            "write timm:NAME, hf:FOLDER_OR_ID or torchvision:NAME.",
+        )
+    return "timm"
+
+
+def _timm(name: str) -> nn.Module:
+    timm = _imported("timm", name, "timm")
+    if not timm.is_model(name):
+        names = timm.list_models()
+        raise ConfigError(f"the timm model {name!r} was asked for.", nearest(name, names), "timm.list_models() lists them.")
+    with torch.device("meta"):
+        model: nn.Module = timm.create_model(name, pretrained=False)
+    return model
+
+
+def _torchvision(name: str) -> nn.Module:
+    torchvision = _imported("torchvision.models", name, "timm")
+    names = torchvision.list_models()
+    if name not in names:
+        raise ConfigError(f"the torchvision model {name!r} was asked for.", nearest(name, names), "these are its models.")
+    with torch.device("meta"):
+        model: nn.Module = torchvision.get_model(name, weights=None)
+    return model
+
+
+def _hugging_face(name: str) -> nn.Module:
+    transformers = _imported("transformers", name, "hf")
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+        with torch.device("meta"):
+            model: nn.Module = transformers.AutoModel.from_config(config)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"the Hugging Face model {name!r} was asked for.", reason, "give a folder with config.json, or an id of the hub."
+        ) from None
+    return model
+
+
+def _imported(module: str, name: str, extra: str) -> Any:
+    import importlib
+
+    declare_missing_operators()
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.split(".")[0]
+        raise MissingExtraError(
+            f"the model {name!r} was asked for.", f"{package} is not installed.", f"pip install segue[{extra}]"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Modules whose names differ only in numbers."""
+
+    pattern: str
+    count: int
+    module: str
+    parameters: int
+
+
+def kinds(model: nn.Module) -> list[Kind]:
+    """Group the modules that repeat, in the order in which they stand in the model.
+
+    >>> [kind.pattern for kind in kinds(build("demo"))][:2]
+    ['blocks.*', 'blocks.*.norm1']
+    """
+    groups: dict[tuple[str, str], list[nn.Module]] = defaultdict(list)
+    for name, module in model.named_modules():
+        if re.search(r"\.\d+(\.|$)", name) and any(True for _ in module.parameters()):
+            groups[re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name), type(module).__name__].append(module)
+    return [
+        Kind(pattern, len(modules), kind, sum(p.numel() for module in modules for p in module.parameters()))
+        for (pattern, kind), modules in groups.items()
+    ]

@@ -1,0 +1,363 @@
+"""Statistics over saved runs, against hand-computed numbers and SciPy."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from saved_runs import LABELS, grid, run, scored
+
+from segue.lab import findings, summary, tables
+from segue.lab.curves import early_mean, gather
+from segue.lab.intervals import estimate, holm, paired_difference, t_quantile, t_tails
+from segue.lab.results import Point, Result
+from segue.lab.summary import area, held_from, summarize
+
+
+def changed(result: Result, **train: object) -> Result:
+    return replace(result, train_info=replace(result.train_info, **train))
+
+
+def with_points(result: Result, change) -> Result:
+    return changed(result, points=[change(index, point) for index, point in enumerate(result.train_info.points)])
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return summarize(grid(seeds=3))
+
+
+@pytest.mark.parametrize(("degrees", "expected"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (30, 2.0423), (1000, 1.9623)])
+def test_quantiles_are_those_of_the_printed_tables(degrees: int, expected: float):
+    assert t_quantile(0.975, degrees) == pytest.approx(expected, abs=5e-5)
+
+
+def test_t_agrees_with_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    for degrees in (1, 2, 3, 4, 7, 15, 63, 1000):
+        for t in (0.0, 1e-6, 0.1, 0.7, 1.0, 2.5, 10.0, 300.0):
+            assert t_tails(t, degrees) == pytest.approx(2 * stats.t.sf(t, degrees), rel=1e-9, abs=1e-300)
+        for probability in (0.6, 0.9, 0.975, 0.995, 0.9995):
+            assert t_quantile(probability, degrees) == pytest.approx(stats.t.ppf(probability, degrees), rel=1e-9)
+
+
+def test_an_interval_by_hand():
+    found = estimate([0.8, 0.9, 1.0])  # deviation 0.1, error 0.1 / sqrt(3), t = 4.302653
+    assert found is not None
+    assert found.mean == pytest.approx(0.9)
+    assert found.half == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-6)
+
+
+def test_one_seed_has_a_mean_and_no_interval_and_none_have_nothing():
+    found = estimate([0.5])
+    assert found is not None
+    assert (found.mean, found.half, found.n) == (0.5, None, 1)
+    assert estimate([None, math.nan]) is None
+    partly = estimate([0.5, None, math.inf])
+    assert partly is not None
+    assert (partly.n, partly.asked, partly.whole) == (1, 3, False)
+
+
+def test_paired_differences_agree_with_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    a, b = [0.91, 0.93, 0.90, 0.95], [0.90, 0.90, 0.91, 0.92]
+    found = paired_difference(list(zip(a, b, strict=True)))
+    reference = stats.ttest_rel(a, b)
+    assert found is not None
+    assert found.p == pytest.approx(reference.pvalue, rel=1e-9)
+    assert found.half is not None
+    interval = reference.confidence_interval(0.95)
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert found.excludes_zero is False
+
+
+def test_pairs_without_a_partner_are_left_out():
+    found = paired_difference([(0.5, 0.4), (None, 0.4), (0.7, math.nan), (0.8, 0.5)])
+    assert found is not None
+    assert found.pairs == 2
+    assert found.mean == pytest.approx(0.2)
+    assert paired_difference([(0.5, None)]) is None
+    single = paired_difference([(0.5, 0.4)])
+    assert single is not None
+    assert (single.half, single.p, single.excludes_zero) == (None, None, None)
+
+
+def test_equal_differences_have_no_spread():
+    same = paired_difference([(0.3, 0.3), (0.4, 0.4)])
+    apart = paired_difference([(0.75, 0.5), (0.5, 0.25), (1.0, 0.75)])
+    assert same is not None
+    assert apart is not None
+    assert (same.p, apart.p, apart.half) == (1.0, 0.0, 0.0)
+
+
+def test_holm_by_its_definition():
+    p_values = [0.01, 0.20, 0.03, 0.005, 0.9, 0.03]
+    ranked = sorted(p_values)
+    expected = {p: max(min(1.0, (len(ranked) - j) * ranked[j]) for j in range(i + 1)) for i, p in enumerate(ranked)}
+    assert holm(p_values) == pytest.approx([expected[p] for p in p_values])
+    assert holm([]) == []
+
+
+def test_held_means_reached_and_never_lost_again():
+    values = [0.1, 0.8, 0.71, 0.72, 0.9]  # 90 % of the teacher's 0.8 is 0.72
+    assert held_from(scored(values), 0.90) == 3
+    assert held_from(scored(values), 0.99) == 4
+    assert held_from(scored([0.8, 0.8]), 0.99) == 0
+    assert held_from(scored([0.1, 0.8, 0.7]), 0.90) is None
+    assert held_from(scored([0.8, None, 0.8]), 0.90) == 2  # a look that found no number is a loss
+
+
+def test_a_look_that_did_not_measure_loses_nothing():
+    unmeasured = with_points(scored([0.1, 0.8, 0.8, 0.8]), lambda i, p: replace(p, students={}) if i == 2 else p)
+    assert held_from(unmeasured, 0.90) == 1
+
+
+def test_times_to_a_share_are_of_the_look_and_not_in_between():
+    group = summarize([scored([0.0, 0.7, 0.8, 0.8], seed=0), scored([0.0, 0.8, 0.8, 0.8], seed=1)]).groups[0]
+    ninety = group.methods[0].held[0]
+    assert (ninety.held, ninety.seeds) == (2, 2)
+    assert ninety.epochs is not None
+    assert ninety.seconds is not None
+    assert ninety.flops is not None
+    assert (ninety.epochs.mean, ninety.seconds.mean, ninety.flops.mean) == (1.5, 15.0, 1.5e9)
+
+
+def test_a_share_that_some_seed_does_not_hold_is_not_reached_and_counted():
+    found = summarize([scored([0.0, 0.8], seed=0), scored([0.0, 0.5], seed=1), scored([0.0, 0.8], seed=2)])
+    held = found.groups[0].methods[0].held[0]
+    assert (held.held, held.seeds, held.epochs) == (2, 3, None)
+    assert "not reached in 1 of 3" in summary.markdown(found)
+    assert next(csv.DictReader(io.StringIO(summary.csv(found))))["held_90"] == "2"
+
+
+def test_a_teacher_at_zero_has_no_share_to_hold():
+    found = summarize([scored([0.0, 0.1], teacher=0.0)])
+    held = found.groups[0].methods[0].held[0]
+    assert not held.defined
+    assert "The teacher's score is not above zero: no share of it can be held." in found.groups[0].notes
+    assert "not reached" not in summary.markdown(found)
+    assert not any("are held first" in sentence for sentence in found.groups[0].findings)
+
+
+def test_area_weighs_every_look_by_its_epochs():
+    uneven = with_points(scored([0.0, 0.4, 0.8]), lambda i, p: replace(p, epoch=[0.0, 1.0, 5.0][i]))
+    assert area(uneven) == pytest.approx((1 * 0.2 + 4 * 0.6) / 5)
+    assert area(scored([0.3])) == 0.3
+    assert area(scored([0.3, None, 0.4])) is None
+
+
+def test_the_best_baseline_is_the_best_that_is_not_dcr():
+    runs = [
+        *[scored([0.1, value], method="theseus", seed=seed) for seed, value in enumerate((0.50, 0.52, 0.54))],
+        *[scored([0.1, value], method="distillation", seed=seed) for seed, value in enumerate((0.60, 0.61, 0.65))],
+        *[scored([0.1, value], method="dcr", seed=seed) for seed, value in enumerate((0.70, 0.73, 0.74))],
+        *[scored([0.1, value], method="dcr_dfg", seed=seed) for seed, value in enumerate((0.61, 0.60, 0.66))],
+    ]
+    found = summarize(runs)
+    final = {c.method: c for c in found.groups[0].comparisons if c.measure == "final"}
+    assert set(final) == {"theseus", "dcr", "dcr_dfg"}
+    assert {c.baseline for c in final.values()} == {"distillation"}
+    assert final["dcr"].difference.mean == pytest.approx((0.10 + 0.12 + 0.09) / 3)
+    assert final["dcr_dfg"].difference.mean == pytest.approx((0.01 - 0.01 + 0.01) / 3)
+    assert found.comparisons == 3
+    p_values = [final[name].difference.p for name in ("theseus", "dcr", "dcr_dfg")]
+    assert [final[name].holm for name in ("theseus", "dcr", "dcr_dfg")] == pytest.approx(holm(p_values))
+    assert findings.verdict(final["dcr"]) == "significantly better"
+    assert findings.verdict(final["dcr_dfg"]) == "not significant"
+    sentence = next(s for s in found.groups[0].findings if s.startswith("Final accuracy against the best baseline"))
+    assert "KL distillation (62.0 ± 6.6 %)" in sentence
+    assert "Significantly better: DCR (+10.3 points" in sentence
+    assert "Not significant: DCR + DFG" in sentence
+
+
+def test_holm_counts_the_comparisons_of_all_groups(whole):
+    family = [c for group in whole.groups for c in group.comparisons if c.measure == "final"]
+    assert whole.comparisons == len(family) == 3 * (len(LABELS) - 1)
+    assert [c.holm for c in family] == pytest.approx(holm([c.difference.p for c in family]))
+    assert any("18 comparisons" in sentence for sentence in findings.overview(whole))
+
+
+def test_a_difference_can_be_significant_alone_and_not_among_many():
+    runs = [scored([0.1, value], method="theseus", seed=seed) for seed, value in enumerate((0.50, 0.51, 0.52))]
+    runs += [scored([0.1, value], method="dcr", seed=seed) for seed, value in enumerate((0.53, 0.55, 0.57))]
+    for number in range(9):
+        runs += [scored([0.1, v], method=f"dcr_{number}", seed=seed) for seed, v in enumerate((0.5, 0.52, 0.51))]
+    found = summarize(runs)
+    dcr = next(c for c in found.groups[0].comparisons if c.method == "dcr" and c.measure == "final")
+    assert dcr.difference.p is not None
+    assert dcr.difference.p < 0.05 < (dcr.holm or 0)
+    assert findings.verdict(dcr) == "better taken alone, not significant after adjustment"
+
+
+def test_standings_tell_the_best_those_like_it_and_the_worse():
+    runs = [scored([0.1, v], method="dcr", seed=seed) for seed, v in enumerate((0.80, 0.82, 0.84))]
+    runs += [scored([0.1, v], method="dcr_dfg", seed=seed) for seed, v in enumerate((0.81, 0.80, 0.84))]
+    runs += [scored([0.1, v], method="theseus", seed=seed) for seed, v in enumerate((0.50, 0.53, 0.54))]
+    runs += [scored([0.1, 0.5], method="distillation", seed=0)]
+    standing = {method.method: method.standing["final"] for method in summarize(runs).groups[0].methods}
+    assert standing == {"dcr": "best", "dcr_dfg": "like the best", "theseus": "worse", "distillation": "unknown"}
+
+
+def test_one_seed_says_that_nothing_is_significant():
+    found = summarize(grid(seeds=1, groups=["100 %"]))
+    assert found.comparisons == 0
+    assert all(c.difference.half is None and c.holm is None for c in found.groups[0].comparisons)
+    assert "One seed per method: there are no intervals." in found.groups[0].notes
+    assert any("nothing can be said about significance" in sentence for sentence in findings.overview(found))
+    assert all("±" not in line for line in summary.markdown(found).splitlines() if line.startswith("|"))
+
+
+def test_one_method_is_compared_with_nothing():
+    found = summarize([run(method="dcr", seed=seed) for seed in range(2)])
+    assert found.groups[0].comparisons == []
+    assert findings.overview(found)[0].startswith("No method could be compared with a baseline")
+    assert "DCR" in summary.markdown(found)
+
+
+def test_a_diverged_seed_is_counted_and_cannot_make_a_method_best():
+    runs = [scored([0.1, v], method="theseus", seed=seed) for seed, v in enumerate((0.5, 0.6))]
+    runs += [scored([0.1, 0.9], method="dcr", seed=0), scored([0.1, None], method="dcr", seed=1)]
+    group = summarize(runs).groups[0]
+    dcr = group.method("dcr")
+    assert dcr is not None
+    assert dcr.final is not None
+    assert (dcr.final.mean, dcr.final.n, dcr.final.asked) == (0.9, 1, 2)
+    assert {method.method: method.standing["final"] for method in group.methods} == {"theseus": "best", "dcr": "unknown"}
+    assert any(note.startswith("DCR: 1 of 2 seeds ended without a finite score") for note in group.notes)
+    assert "90.0 % (1 of 2 seeds)" in tables.markdown(summarize(runs))
+
+
+def test_runs_that_measured_nothing_but_their_end():
+    bare = with_points(
+        run(), lambda i, p: Point(step=p.step, epoch=p.epoch, seconds=p.seconds, flops=p.flops, alpha=p.alpha)
+    )
+    found = summarize([bare])
+    method = found.groups[0].methods[0]
+    assert method.area is None
+    assert method.final is not None
+    assert method.held[0].held == 0
+    assert not method.line.by_site["cosine"]["blocks.0.attn"].known
+    assert summary.markdown(found)
+
+
+def test_no_points_and_no_scores_at_all():
+    empty = changed(run(), points=[], final={}, teacher={}, teacher_look={}, sites=[], total_steps=0)
+    found = summarize([empty])
+    assert found.groups[0].shown_sites == []
+    assert found.groups[0].methods[0].final is None
+    assert "No run of this group ended with a finite accuracy." in found.groups[0].findings
+    assert summary.csv(found).count("\n") == 2
+
+
+@pytest.mark.parametrize(("sites", "shown"), [(12, [0, 7, 11]), (6, [0, 3, 5]), (24, [0, 15, 23]), (2, [0, 1]), (1, [0])])
+def test_first_middle_and_last_site(sites: int, shown: list[int]):
+    assert summarize([run(sites=sites, looks=3)]).groups[0].shown_sites == shown
+
+
+def test_curves_average_the_seeds_look_by_look():
+    line = gather([scored([0.1, 0.4], seed=0), scored([0.3, 0.8], seed=1)], ["blocks.0.attn"])
+    curve = line.whole["students"]
+    assert curve.mean == pytest.approx([0.2, 0.6])
+    assert curve.half == pytest.approx([12.7062 * 0.1, 12.7062 * 0.2], rel=1e-4)
+    assert not line.interpolated
+
+
+def test_looks_at_different_steps_are_interpolated_and_this_is_said():
+    coarse = scored([0.0, 0.8], seed=0)  # looks at steps 0 and 20
+    fine = with_points(scored([0.0, 0.2, 0.8], seed=1), lambda i, p: replace(p, step=i * 10))
+    found = summarize([coarse, fine])
+    line = found.groups[0].methods[0].line
+    assert line.step == [0, 10, 20]
+    assert line.whole["students"].mean == pytest.approx([0.0, (0.4 + 0.2) / 2, 0.8])
+    assert any("interpolated between looks: DCR" in note for note in found.groups[0].notes)
+
+
+def test_a_shorter_seed_is_not_drawn_beyond_its_end():
+    found = summarize([scored([0.0, 0.2], seed=0), scored([0.0, 0.4, 0.8], seed=1)])
+    curve = found.groups[0].methods[0].line.whole["students"]
+    assert curve.mean == pytest.approx([0.0, 0.3, 0.8])
+    assert curve.half[2] is None
+    assert any(note.startswith("The budgets differ: 20 and 40 steps.") for note in found.groups[0].notes)
+
+
+def test_what_a_look_did_not_measure_stays_empty():
+    result = with_points(scored([0.1, 0.2, 0.3]), lambda i, p: replace(p, cosine={} if i == 1 else p.cosine))
+    assert gather([result], ["blocks.0.attn"]).by_site["cosine"]["blocks.0.attn"].mean[1] is None
+
+
+def test_the_first_fifth_leaves_the_start_and_the_rest_out():
+    result = changed(
+        with_points(scored([0.1] * 11), lambda i, p: replace(p, gradient_norm={"blocks.0.attn": float(i)})), total_steps=200
+    )
+    assert early_mean(result, "gradient_norm", "blocks.0.attn") == 1.5  # looks 1 and 2 of 10
+
+
+def test_methods_come_in_the_order_of_the_paper(whole):
+    assert [name for name, _ in whole.methods] == list(LABELS)
+    mixed = summarize(grid(methods=["zeta", "dcr_dfg", "alpha", "student_only"], seeds=1, groups=["100 %"]))
+    assert [name for name, _ in mixed.methods] == ["student_only", "dcr_dfg", "alpha", "zeta"]
+
+
+def test_shares_fall_and_other_groups_rise():
+    shares = summarize([run(group=name, looks=2) for name in ("5 %", "100 %", "20 %")])
+    depths = summarize([run(group=name, looks=2) for name in ("12 blocks", "6 blocks", "24 blocks")])
+    assert [group.name for group in shares.groups] == ["100 %", "20 %", "5 %"]
+    assert [group.name for group in depths.groups] == ["6 blocks", "12 blocks", "24 blocks"]
+
+
+def test_a_method_may_miss_from_a_group():
+    runs = [*grid(methods=["theseus", "dcr"], groups=["100 %"], seeds=2), *grid(methods=["dcr"], groups=["5 %"], seeds=2)]
+    found = summarize(runs)
+    assert [[method.method for method in group.methods] for group in found.groups] == [["theseus", "dcr"], ["dcr"]]
+    row = next(line for line in summary.markdown(found).splitlines() if line.startswith("| Theseus"))
+    assert row.endswith("| – |")
+
+
+def test_several_experiments_do_not_mix():
+    found = summarize([run(experiment="small"), run(experiment="deep")])
+    assert [group.name for group in found.groups] == ["deep: 100 %", "small: 100 %"]
+
+
+def test_doubles_are_left_out_and_named():
+    found = summarize([run(seed=0), run(seed=0), run(seed=1)])
+    assert found.groups[0].methods[0].seeds == [0, 1]
+    assert found.runs == 2
+    assert found.notes == ["1 run left out, of the same method, group and seed as another: dcr-100%-seed0."]
+
+
+def test_csv_holds_plain_numbers_that_read_back(whole):
+    rows = list(csv.DictReader(io.StringIO(summary.csv(whole))))
+    assert len(rows) == 3 * len(LABELS)
+    method = whole.groups[1].methods[2]
+    row = next(row for row in rows if (row["group"], row["method"]) == ("20 %", "theseus"))
+    assert float(row["final_mean"]) == method.final.mean
+    assert float(row["peak_memory_mean"]) == method.peak_memory.mean
+    assert row["epochs_to_99_mean"] == ""
+    baseline = next(row for row in rows if row["method"] == "gumbel_dfg")
+    assert baseline["final_p"] == ""
+
+
+def test_markdown_keeps_its_columns_whatever_labels_hold():
+    label = "a | b <img src=x> `c`\nd \\"
+    text = summary.markdown(summarize([run(label=label, seed=seed, looks=3) for seed in range(2)]))
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\\\", "").replace("\\|", "").count("|") for line in table}) == 1
+    assert "<img" not in text
+    assert "a \\| b &lt;img src=x> \\`c\\` d \\\\" in text
+
+
+def test_scores_that_are_no_shares_are_written_as_they_are():
+    result = changed(run(looks=3), score="bits", final={"bits": -1.25}, teacher={"bits": -1.0}, teacher_look={"bits": -1.0})
+    text = summary.markdown(summarize([result]))
+    assert "-1.25" in text
+    assert "-125" not in text
+
+
+def test_statistics_need_torch_alone():
+    code = "import sys; sys.modules.update(matplotlib=None, numpy=None, scipy=None); import segue.lab.summary"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
