@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import segue
 from segue.gates import Bernoulli, GumbelSoftmax, Noise
 from segue.lab.counting import flops, saved_bytes
-from segue.lab.models import DigitsViT
+from segue.lab.small_vit import VisionTransformer
 from segue.losses import FeatureGuidance
 from segue.schedules import Constant
 
@@ -33,7 +33,7 @@ OUTPUT_BYTES = 4 * 16 * 48 * 4  # (B, N, width) in float32
 @pytest.fixture
 def original() -> nn.Module:
     torch.manual_seed(0)
-    return DigitsViT(depth=DEPTH)
+    return VisionTransformer(depth=DEPTH)
 
 
 @pytest.fixture

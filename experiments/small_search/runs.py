@@ -11,9 +11,9 @@ from segue.lab.config import Run
 
 
 def runs(folder: str = "data/fashion-mnist", lr: float = 2e-3) -> list[Run]:
-    """Return six student-only runs, then three of DCR + DFG at the learning rate `lr`."""
+    """Return eight student-only runs, then three of DCR + DFG at the learning rate `lr`."""
     found: list[Run] = []
-    for rate in (1e-3, 2e-3, 4e-3):
+    for rate in (1e-3, 2e-3, 4e-3, 8e-3):
         for decay in (0.05, 0.0):
             scale = scales.small(folder, lr=rate, weight_decay=decay, hold_out=2000)
             (variant,) = variants.find(["student_only"])

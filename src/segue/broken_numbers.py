@@ -10,21 +10,32 @@ from torch import Tensor, nn
 
 from segue.batches import tensors
 from segue.errors import TrainingError
+from segue.evaluation import LossFn, Processes
 from segue.handover import Handover
 
 
-def find(model: nn.Module, handover: Handover | None, batch: Any, loss_fn: Any) -> str:
-    """Say where numbers break first: in the batch, at a site, in a gradient, or in the loss."""
-    if any(not bool(torch.isfinite(tensor).all()) for tensor in tensors(batch) if tensor.is_floating_point()):
+def find(model: nn.Module, handover: Handover | None, batches: list[Any], loss_fn: LossFn, processes: Processes) -> str:
+    """Say where numbers break first: in a batch, a weight, at a site, in a gradient, or in the loss."""
+    before = _before_the_forward(model, handover, batches)
+    known = torch.tensor(0.0 if before is None else 1.0)
+    if processes.total(known).item() > 0:  # all processes run the forward below, or none
+        return before or "Another process found inf or NaN in its part of the batch or the weights"
+    for batch in batches if handover is not None else ():
+        assert handover is not None
+        if (site := _first_output(handover, batch, loss_fn)) is not None:
+            return f"The student's output at site {site!r} is inf or NaN"
+    gradients = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    if (name := _first(reversed(gradients))) is not None:  # they break from the end of the model backwards
+        return f"The gradient of {_plain(name)!r} is inf or NaN{_at_site(name, handover)}"
+    return "The outputs at the sites are finite; the loss is not"
+
+
+def _before_the_forward(model: nn.Module, handover: Handover | None, batches: list[Any]) -> str | None:
+    if any(not bool(torch.isfinite(tensor).all()) for tensor in tensors(batches) if tensor.is_floating_point()):
         return "The batch itself holds inf or NaN"
     if (name := _first(model.named_parameters())) is not None:
         return f"The weight {_plain(name)!r} is inf or NaN{_at_site(name, handover)}"
-    if handover is not None and (site := _first_output(handover, batch, loss_fn)) is not None:
-        return f"The student's output at site {site!r} is inf or NaN"
-    gradients = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
-    if (name := _first(gradients)) is not None:
-        return f"The gradient of {_plain(name)!r} is inf or NaN{_at_site(name, handover)}"
-    return "The outputs at the sites are finite; the loss is not"
+    return None
 
 
 def _first(named: Iterable[tuple[str, Tensor]]) -> str | None:
@@ -37,7 +48,7 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.detach() if local is None else local().detach()
 
 
-def _first_output(handover: Handover, batch: Any, loss_fn: Any) -> str | None:
+def _first_output(handover: Handover, batch: Any, loss_fn: LossFn) -> str | None:
     """Run the forward again and return the first site whose student breaks."""
     broken: list[str] = []
 

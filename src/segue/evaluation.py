@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from segue.batches import mapped, part_for, size
 from segue.handover import Handover
+from segue.similarity import Similarity
 from segue.surgery import evaluating
 
 LossFn: TypeAlias = Callable[[nn.Module, Any], Tensor]  # (model, batch) -> scalar
@@ -70,9 +71,11 @@ class Processes:
 
     def total(self, values: Tensor) -> Tensor:
         """Sum a tensor over the processes."""
-        if self.world > 1:
-            torch.distributed.all_reduce(values)
-        return values
+        if self.world == 1:
+            return values
+        here = values.to(self.device)
+        torch.distributed.all_reduce(here)
+        return here.to(values.device)
 
 
 def padding_mask(batch: Any) -> Tensor | None:
@@ -85,7 +88,7 @@ class Evaluation:
     """Score a model on held-out batches."""
 
     def __init__(self, batches: Iterable[Any], scores: Scores, processes: Processes, autocast: Callable[[], Any]) -> None:
-        self.batches = batches
+        self.batches = list(batches) if isinstance(batches, Iterator) else batches  # read at every look
         self.scores = scores
         self.processes = processes
         self.autocast = autocast
@@ -106,10 +109,11 @@ class Evaluation:
 
     def _parts(
         self, model: nn.Module, handover: Handover | None, alike: dict[str, dict[str, float]]
-    ) -> Iterator[tuple[dict[str, Tensor], int]]:
+    ) -> Iterator[tuple[dict[str, Tensor], float]]:
         teachers_there = handover is not None and all(seam.teacher is not None for seam in handover.seams.values())
         for index, batch in enumerate(self.batches):
-            part, _ = self.processes.part(batch)
+            part, weight = self.processes.part(batch)
+            share = weight / self.processes.world
             first = index == 0 and teachers_there
             comparing: AbstractContextManager[Any] = nullcontext({})
             if first and handover is not None:
@@ -117,24 +121,21 @@ class Evaluation:
             with comparing as found, self.autocast():
                 scores = self.scores(model, part)
             if first:
-                alike |= self._agreed(
-                    {name: {"cosine": s.cosine, "relative_error": s.relative_error} for name, s in found.items()}
-                )
-            yield dict(scores), size(part)
+                alike |= self._agreed(found, share)
+            yield dict(scores), size(batch) * share if self.processes.split else size(part)
 
-    def _agreed(self, alike: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-        """Average what each process measured on its part."""
-        flat = [value for site in alike.values() for value in site.values()]
-        mean = iter((self.processes.total(torch.tensor(flat, dtype=torch.float64)) / self.processes.world).tolist())
-        return {name: {measure: next(mean) for measure in site} for name, site in alike.items()}
+    def _agreed(self, alike: dict[str, Similarity], share: float) -> dict[str, dict[str, float]]:
+        """Average what each process measured on its share of the batch."""
+        mine = torch.tensor([[site.cosine, site.relative_error] for site in alike.values()], dtype=torch.float64)
+        means = self.processes.total(mine * share).tolist()
+        return {name: {"cosine": cosine, "relative_error": error} for name, (cosine, error) in zip(alike, means, strict=True)}
 
-    def _mean(self, parts: Iterable[tuple[dict[str, Tensor], int]]) -> dict[str, float]:
+    def _mean(self, parts: Iterable[tuple[dict[str, Tensor], float]]) -> dict[str, float]:
         sums: dict[str, Tensor] = {}
-        count = 0
+        count = 0.0
         for scores, examples in parts:
             count += examples
             for name, value in scores.items():
-                value = value.detach().double()
-                sums[name] = sums.get(name, 0.0) + (value.sum() if value.dim() else value * examples)
-        totals = self.processes.total(torch.stack([*sums.values(), torch.tensor(float(count), dtype=torch.float64)]).cpu())
+                sums[name] = sums.get(name, 0.0) + value.detach().cpu().double().mean() * examples
+        totals = self.processes.total(torch.stack([*sums.values(), torch.tensor(count, dtype=torch.float64)]))
         return {name: (total / totals[-1]).item() for name, total in zip(sums, totals, strict=False)}

@@ -27,9 +27,9 @@ class Interruption:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.caught:
+        if self.caught and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.caught = number
+        self.caught = self.caught or number  # launchers send SIGTERM more than once
 
     @staticmethod
     def leave(number: int, message: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import Optimizer
 
 from segue.errors import ConfigError
@@ -72,7 +71,7 @@ class Recipe:
     def total_steps(self, batches_per_epoch: int | None) -> int:
         """Count the optimizer steps of the run."""
         if self.steps is not None:
-            return self.steps
+            return int(self.steps)
         assert self.epochs is not None
         if batches_per_epoch is None:
             raise ConfigError(
@@ -106,9 +105,10 @@ class Recipe:
         ]
         return AdamW([group for group in groups if group["params"]], lr=self.lr, betas=self.betas, eps=self.eps)
 
-    def scheduler(self, optimizer: Optimizer, total: int) -> LambdaLR:
-        """Let an optimizer's learning rate follow the recipe; stepped once per optimizer step."""
-        return LambdaLR(optimizer, lambda step: self.rate(step, total) / self.lr)
+    def set_rate(self, optimizer: Optimizer, step: int, total: int) -> None:
+        """Give an optimizer the learning rate of a step; nothing to save, so nothing to resume."""
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr * (self.rate(step, total) / self.lr)
 
 
 def _refuse(name: str, value: object, why: str) -> None:

@@ -140,7 +140,6 @@ class _Training:
         self.parameters = [parameter for _, parameter in trained]
         self.raw_optimizer = recipe.optimizer(trained)
         self.optimizer = self.accelerator.prepare_optimizer(self.raw_optimizer)
-        self.scheduler = recipe.scheduler(self.raw_optimizer, self.total)
         self.since_look = _SinceLook(list(self.handover.seams) if self.handover else [], self.accelerator.device)
         self.evaluation = None
         if validation is not None:
@@ -177,15 +176,20 @@ class _Training:
                     begun = time.perf_counter()
                 if signal and not last:
                     interruption.leave(signal, f"stopped at step {self.done} of {self.total}; {self._how_to_go_on()}")
-        if self.accelerator.trackers:
-            self.accelerator.end_training()
+            if interruption.caught:  # in the last step, whose checkpoint is written
+                interruption.leave(interruption.caught, f"stopped after the last step; {self._how_to_go_on()}")
+        for tracker in self.accelerator.trackers:  # not end_training(), which would part the processes for good
+            tracker.finish()
         return self.fit
 
     def _step(self, interruption: Interruption) -> tuple[float, int]:
         """Take one optimizer step; return its loss and the signal that any process caught."""
         total = torch.zeros((), device=self.accelerator.device)
+        self.recipe.set_rate(self.raw_optimizer, self.done, self.total)
+        batches = []
         for micro in range(self.recipe.accumulate):
             batch, weight = self.processes.part(next(self.stream))
+            batches.append(batch)
             last = micro == self.recipe.accumulate - 1
             with self._without_reduction() if not last else nullcontext():
                 with self.accelerator.autocast():
@@ -197,22 +201,23 @@ class _Training:
             total += loss.detach().float() * share
         self.accelerator.unscale_gradients()
         norms = self._site_norms()
-        norm = _full(self.accelerator.clip_grad_norm_(self.parameters, self.recipe.clip or math.inf))
+        norm = _full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
         shared = torch.stack([total, torch.tensor(float(interruption.caught), device=total.device)])
         mean, signal = (self.processes.total(shared) / self.processes.world).tolist()
         scaled = self.accelerator.scaler is not None  # fp16: its scaler leaves out steps whose gradient overflowed
         good = math.isfinite(mean) and (scaled or math.isfinite(norm.item()))
         if good:
+            if self.recipe.clip is not None:
+                nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
             self.optimizer.step()
             self.fit.skipped += int(self.optimizer.step_was_skipped)
             self.since_look.add(mean, norms)
         elif self.recipe.on_nan == "stop":
-            where = broken_numbers.find(self.model, self.handover, batch, self.loss_fn)
+            where = broken_numbers.find(self.model, self.handover, batches, self.loss_fn, self.processes)
             raise broken_numbers.error(where, self.done, mean, norm.item(), str(self.saved) if self.saved else None)
         else:
             self.fit.skipped += 1
         self.optimizer.zero_grad()
-        self.scheduler.step()
         if self.handover is not None:
             self.handover.step()
         self.done += 1
@@ -242,7 +247,7 @@ class _Training:
     def _point(self) -> dict[str, Any]:
         loss, norms = self.since_look.take()
         epoch = self.done / self.fit.steps_per_epoch
-        rate = self.raw_optimizer.param_groups[0]["lr"]
+        rate = self.recipe.rate(self.done, self.total)
         point: dict[str, Any] = {"step": self.done, "epoch": epoch, "seconds": self.fit.seconds, "loss": loss, "lr": rate}
         if self.handover is None:
             return point | ({} if self.evaluation is None else {"scores": self.evaluation(self.model)})
@@ -277,7 +282,6 @@ class _Training:
         """Return what a resume needs beside model and optimizer."""
         scaler = self.accelerator.scaler
         return {
-            "scheduler": self.scheduler.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
             "seconds": self.fit.seconds,
             "skipped": self.fit.skipped,
@@ -286,7 +290,6 @@ class _Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what an earlier process had reached."""
-        self.scheduler.load_state_dict(state["scheduler"])
         if self.accelerator.scaler is not None and state["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.fit.seconds, self.fit.skipped = state["seconds"], state["skipped"]
@@ -298,9 +301,7 @@ class _Training:
         if self.handover is not None:
             self.saved = checkpoint.save(self.handover, place, optimizer=self.raw_optimizer, lr_scheduler=self)
         else:
-            self.saved = checkpoint.save_training(
-                self.model, self.done, place, optimizer=self.raw_optimizer, lr_scheduler=self
-            )
+            self.saved = checkpoint.save_training(self.model, self.done, place, optimizer=self.raw_optimizer, lr_scheduler=self)
 
     def _resume(self) -> None:
         assert self.folder is not None
@@ -394,12 +395,14 @@ def _accelerator(recipe: Recipe, trackers: Sequence[str], folder: Path | None) -
         )
     _require_trackers(trackers, folder)
     AcceleratorState._reset_state()  # an earlier fit in this process may have had another precision
-    return accelerator(
+    made = accelerator(
         cpu=not torch.accelerator.is_available(),
         mixed_precision="no" if recipe.precision == "float32" else recipe.precision,
         log_with=list(trackers) or None,
         project_dir=None if folder is None else str(folder),
     )
+    made.sync_gradients = True  # an Accelerator of the user may have left it False, and it is one for all of them
+    return made
 
 
 def launched() -> Processes:

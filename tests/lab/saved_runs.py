@@ -61,7 +61,9 @@ def run(
         gained = 1 - math.exp(-progress / speed)
         students = max(0.01, 0.01 + (ceiling - 0.01) * gained + (noise.gauss(0, 0.004) if 0 < progress < 1 else 0))
         cosine = {
-            name: min(0.999, (0.98 - 0.02 * i) * (1 - math.exp(-progress / (speed * (0.5 + i / sites)))) + noise.gauss(0, 0.004))
+            name: min(
+                0.999, (0.98 - 0.02 * i) * (1 - math.exp(-progress / (speed * (0.5 + i / sites)))) + noise.gauss(0, 0.004)
+            )
             for i, name in enumerate(names)
         }
         share = 1 - alpha
@@ -95,7 +97,8 @@ def run(
         label=label or LABELS.get(method, method),
         group=group,
         seed=seed,
-        config=config or {"method": method, "optimizer": {"name": "AdamW", "learning_rate": 5e-4}, "seed": seed, "epochs": epochs},
+        config=config
+        or {"method": method, "optimizer": {"name": "AdamW", "learning_rate": 5e-4}, "seed": seed, "epochs": epochs},
         config_hash=f"{noise.getrandbits(64):016x}",
     )
     train = TrainInfo(
@@ -116,9 +119,7 @@ def run(
     return Result(run_info=info, train_info=train, meta_info=meta)
 
 
-def grid(
-    methods: list[str] | None = None, groups: list[str] | None = None, seeds: int = 3, **settings: Any
-) -> list[Result]:
+def grid(methods: list[str] | None = None, groups: list[str] | None = None, seeds: int = 3, **settings: Any) -> list[Result]:
     """Make up methods x groups x seeds."""
     return [
         run(method=method, group=group, seed=seed, **settings)
@@ -139,7 +140,16 @@ def scored(values: list[float | None], *, teacher: float | None = 0.8, final: fl
     """Make up a run whose students score these values, one a look and an epoch; None is a look that found no number."""
     made = run(looks=len(values), epochs=max(1, len(values) - 1), **settings)
     points = [
-        Point(**{**vars(point), "epoch": float(i), "step": i * 20, "seconds": 10.0 * i, "flops": 1e9 * i, "students": {"accuracy": value}})
+        Point(
+            **{
+                **vars(point),
+                "epoch": float(i),
+                "step": i * 20,
+                "seconds": 10.0 * i,
+                "flops": 1e9 * i,
+                "students": {"accuracy": value},
+            }
+        )
         for i, (point, value) in enumerate(zip(made.train_info.points, values, strict=True))
     ]
     train = TrainInfo(

@@ -828,7 +828,7 @@ def server() -> Iterator[Callable[[Path], str]]:
                 pass
 
         running.append(ThreadingHTTPServer(("127.0.0.1", 0), Quiet))
-        Thread(target=running[-1].serve_forever, daemon=True).start()
+        Thread(target=running[-1].serve_forever, args=(0.01,), daemon=True).start()
         return f"http://127.0.0.1:{running[-1].server_port}/"
 
     yield serve
@@ -958,8 +958,14 @@ def test_a_folder_of_images_through_datasets(tmp_path: Path, cache: Path):
     train, test = part(12, classes=3), part(6, classes=3, seed=1)
     write_images(tmp_path / "data" / "train", *train, NAMES)
     write_images(tmp_path / "data" / "test", *test, NAMES)
-    dataset = HubDataset(id=tmp_path / "data")()
-    assert_holds(dataset, by_class(train), by_class(test), 3)
+    source = HubDataset(id=tmp_path / "data")
+    assert_holds(source(), by_class(train), by_class(test), 3)
+
+
+def test_a_parquet_file_cannot_point_at_other_files(tmp_path: Path):
+    (tmp_path / "secret.png").write_bytes(png(part(1)[0][0]))
+    write_parquet(tmp_path / "data.parquet", [{"bytes": None, "path": str(tmp_path / "secret.png")}] * 2, [0, 1])
+    fails(Parquet(train=tmp_path / "data.parquet", test=tmp_path / "data.parquet"), "has no bytes, only the path")
 
 
 def test_a_cached_dataset_needs_no_network(tmp_path: Path, cache: Path):

@@ -17,6 +17,7 @@ from segue.lab.curves import early_mean, gather
 from segue.lab.intervals import estimate, holm, paired_difference, t_quantile, t_tails
 from segue.lab.results import Point, Result
 from segue.lab.summary import area, held_from, summarize
+from segue.lab.wording import NOTHING
 
 
 def changed(result: Result, **train: object) -> Result:
@@ -32,7 +33,9 @@ def whole():
     return summarize(grid(seeds=3))
 
 
-@pytest.mark.parametrize(("degrees", "expected"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (30, 2.0423), (1000, 1.9623)])
+@pytest.mark.parametrize(
+    ("degrees", "expected"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (30, 2.0423), (1000, 1.9623)]
+)
 def test_quantiles_are_those_of_the_printed_tables(degrees: int, expected: float):
     assert t_quantile(0.975, degrees) == pytest.approx(expected, abs=5e-5)
 
@@ -141,7 +144,7 @@ def test_a_teacher_at_zero_has_no_share_to_hold():
     assert not held.defined
     assert "The teacher's score is not above zero: no share of it can be held." in found.groups[0].notes
     assert "not reached" not in summary.markdown(found)
-    assert not any("are held first" in sentence for sentence in found.groups[0].findings)
+    assert not any("held first" in sentence for sentence in found.groups[0].findings)
 
 
 def test_area_weighs_every_look_by_its_epochs():
@@ -216,7 +219,9 @@ def test_one_method_is_compared_with_nothing():
     found = summarize([run(method="dcr", seed=seed) for seed in range(2)])
     assert found.groups[0].comparisons == []
     assert findings.overview(found)[0].startswith("No method could be compared with a baseline")
-    assert "DCR" in summary.markdown(found)
+    assert found.groups[0].methods[0].standing == {"final": "unknown", "area": "unknown"}
+    assert found.groups[0].findings[0].endswith(", by DCR.")
+    assert "(best)" not in summary.markdown(found)
 
 
 def test_a_diverged_seed_is_counted_and_cannot_make_a_method_best():
@@ -233,9 +238,7 @@ def test_a_diverged_seed_is_counted_and_cannot_make_a_method_best():
 
 
 def test_runs_that_measured_nothing_but_their_end():
-    bare = with_points(
-        run(), lambda i, p: Point(step=p.step, epoch=p.epoch, seconds=p.seconds, flops=p.flops, alpha=p.alpha)
-    )
+    bare = with_points(run(), lambda i, p: Point(step=p.step, epoch=p.epoch, seconds=p.seconds, flops=p.flops, alpha=p.alpha))
     found = summarize([bare])
     method = found.groups[0].methods[0]
     assert method.area is None
@@ -315,7 +318,7 @@ def test_a_method_may_miss_from_a_group():
     found = summarize(runs)
     assert [[method.method for method in group.methods] for group in found.groups] == [["theseus", "dcr"], ["dcr"]]
     row = next(line for line in summary.markdown(found).splitlines() if line.startswith("| Theseus"))
-    assert row.endswith("| – |")
+    assert row.endswith(f"| {NOTHING} |")
 
 
 def test_several_experiments_do_not_mix():

@@ -77,13 +77,16 @@ class StepFlops:
             return flops(lambda: self.loss_fn(self.handover.model, self.batch))
 
     def _kind(self, step: int) -> tuple[Any, ...]:
-        """Name the kind of a step: how many sites do what. Sites of one plan are mostly alike, and so cost the same."""
+        """Name the kind of a step: what the first site does, and how many of the others do what.
+
+        Sites of one plan are mostly alike and so cost the same; before the first, no gradient is needed.
+        """
         now = moment(self.handover.plan, self.handover.sites, step, self.total)
-        doings = Counter(
+        first, *others = (
             (site.closed, site.hold, 0.0 < site.weight < 1.0, site.weight == 1.0, site.guidance > 0)
             for site in now.sites.values()
         )
-        return step == 0, now.distill > 0, *sorted(doings.items())
+        return step == 0, now.distill > 0, first, *sorted(Counter(others).items())
 
     def _count(self, step: int) -> int:
         self._first = False

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ LEFT, RIGHT, BOTTOM, TOP, GAP = 0.52, 0.08, 0.38, 0.06, 0.3
 PANEL = 1.25
 LEGEND_ROW = 0.135
 FONT = 7
-SETTINGS: dict[str, Any] = {
+SETTINGS: Any = {
     "font.size": FONT,
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
     "axes.titlesize": FONT,
@@ -70,6 +71,7 @@ class Panel:
     reference: float | None = None
     log: bool = False
     bottom: float | None = None
+    limits: tuple[float, float] | None = None
     ticks: list[str] | None = None  # names along x in place of numbers
 
 
@@ -146,7 +148,7 @@ def _group_figures(group: Group, summary: Summary, look_of: dict[str, Look]) -> 
     teacher = None if group.teacher_look is None else times * group.teacher_look
     score = f"{group.score}{percent}"
     return {
-        "cosine": at_sites("cosine", "interface cosine"),
+        "cosine": _on_one_scale(at_sites("cosine", "interface cosine")),
         "accuracy": [
             Panel(
                 "students alone",
@@ -179,12 +181,20 @@ def _group_figures(group: Group, summary: Summary, look_of: dict[str, Look]) -> 
     }
 
 
+def _on_one_scale(panels: list[Panel]) -> list[Panel]:
+    """Give panels that are read side by side the same limits."""
+    means = [mean for panel in panels for line in panel.lines for mean in line.mean if mean is not None]
+    low, high = min([0.0, *means]), max([0.0, *means])
+    margin = 0.06 * (high - low or 1.0)
+    return [replace(panel, limits=(low - margin, high + margin)) for panel in panels]
+
+
 def _figure(panels: list[Panel], note: str) -> Any:
     from matplotlib.figure import Figure
 
     panels = [panel for panel in panels if panel.lines]
-    entries = {line.label: line.look for panel in panels for line in panel.lines}
-    columns = 2 if all(len(label) <= 22 for label in entries) and len(entries) > 1 else 1
+    entries = {line.look: line.label for panel in panels for line in panel.lines}
+    columns = 2 if all(len(label) <= 22 for label in entries.values()) and len(entries) > 1 else 1
     legend = LEGEND_ROW * -(-len(entries) // columns) + 0.02
     titles = [0.14 if panel.title else 0.0 for panel in panels]
     same_x = len({panel.x_label for panel in panels}) == 1
@@ -255,7 +265,9 @@ def _scale_y(axes: Any, panel: Panel) -> None:
         axes.set_ylim(min(positive) / 1.6, max(positive) * 1.6)
         axes.yaxis.set_major_formatter(lambda value, _: significant(value))
         return
-    if panel.bottom is not None and means:
+    if panel.limits is not None:
+        axes.set_ylim(*panel.limits)
+    elif panel.bottom is not None and means:
         top = max([*means, panel.reference or 0.0])
         axes.set_ylim(panel.bottom, 1.13 * top if top > panel.bottom else panel.bottom + 1)
     elif panel.log and means:
@@ -267,15 +279,15 @@ def _logarithmic(panel: Panel) -> bool:
     return panel.log and bool(positive) and max(positive) > 30 * min(positive)
 
 
-def _legend(figure: Any, entries: dict[str, Look], columns: int, top: float) -> None:
+def _legend(figure: Any, entries: dict[Look, str], columns: int, top: float) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
         Line2D([], [], color=look.light, linestyle=(0, look.dash) if look.dash else "-", marker=look.marker, markeredgewidth=0)
-        for look in entries.values()
+        for look in entries
     ]
     most = 24 if columns == 2 else 44
-    names = [f" {text}" if (text := shortened(label, most)).startswith("_") else text for label in entries]
+    names = [f" {text}" if (text := shortened(label, most)).startswith("_") else text for label in entries.values()]
     figure.legend(
         handles,
         names,
@@ -296,9 +308,14 @@ def _heat_table(summary: Summary) -> Any:
     from matplotlib.patches import Rectangle
 
     rows, groups = summary.methods, summary.groups
-    label_width, cell_width, row_height = 1.15, max(0.72, (WIDTH - 1.15 - 0.05) / len(groups)), 0.3
+    label_width, cell_width, row_height = 1.15, max(0.78, (WIDTH - 1.15 - 0.05) / len(groups)), 0.3
+    letters = int(cell_width / 0.065)
+    names = [
+        textwrap.wrap(shortened(group.name, 4 * letters), letters, max_lines=4, placeholder="…") or [""] for group in groups
+    ]
+    head = max(row_height, 0.1 + 0.13 * max(len(lines) for lines in names))
     width = label_width + cell_width * len(groups) + 0.05
-    height = row_height * (len(rows) + 1) + 0.42
+    height = row_height * len(rows) + head + 0.42
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, width)
@@ -307,16 +324,11 @@ def _heat_table(summary: Summary) -> Any:
     for column, group in enumerate(groups):
         left = label_width + column * cell_width
         axes.text(
-            left + cell_width / 2,
-            height - row_height / 2,
-            shortened(group.name, int(cell_width / 0.065)),
-            ha="center",
-            va="center",
-            fontweight="bold",
+            left + cell_width / 2, height - head / 2, "\n".join(names[column]), ha="center", va="center", fontweight="bold"
         )
         means = [method.final.mean for method in group.methods if method.final]
         for row, (name, _) in enumerate(rows):
-            bottom = height - row_height * (row + 2)
+            bottom = height - head - row_height * (row + 1)
             method = group.method(name)
             best = method is not None and method.standing["final"] == "best"
             found = method.final if method else None
@@ -330,8 +342,8 @@ def _heat_table(summary: Summary) -> Any:
                 fontweight="bold" if best else "normal", linespacing=0.95,
             )  # fmt: skip
     for row, (_, label) in enumerate(rows):
-        axes.text(0.04, height - row_height * (row + 1.5), shortened(label, 20), va="center")
-    axes.text(0.04, height - row_height / 2, f"final {groups[0].score}{' (%)' if summary.scale.percent else ''}", va="center")
+        axes.text(0.04, height - head - row_height * (row + 0.5), shortened(label, 20), va="center")
+    axes.text(0.04, height - head / 2, f"final {groups[0].score}{' (%)' if summary.scale.percent else ''}", va="center")
     axes.text(0.04, 0.26, "± half of the 95 % interval over seeds", color="#555555", va="center")
     axes.text(0.04, 0.11, "≈ best: not distinguishable from the best", color="#555555", va="center")
     return figure

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from segue.lab.curves import finite
-from segue.lab.wording import Scale, counted, duration, flops, listed, p_value, significant
+from segue.lab.wording import LONGEST, Scale, counted, duration, flops, listed, p_value, shortened, significant
 
 if TYPE_CHECKING:
     from segue.lab.intervals import Estimate
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 ALPHA = 0.05
 MEASURE_NAMES: dict[Measure, str] = {"final": "final {score}", "area": "mean {score} over the run"}
+
+
+def short(label: str) -> str:
+    """Cut a label to what a sentence can carry."""
+    return shortened(label, LONGEST)
 
 
 def measure_name(measure: Measure, score: str) -> str:
@@ -42,7 +47,7 @@ def overview(summary: Summary) -> list[str]:
         sentences.append(
             f"{name[0].upper()}{name[1:]}: {counted(len(family), 'comparison')} with the best baseline of the group; "
             f"{len(alone) or 'none'} significant at 5 % taken alone, {len(adjusted) or 'none'} after Holm's adjustment"
-            + (f" ({listed([_where(c, summary) for c in adjusted[:8]])})." if adjusted else ".")
+            + (f" ({_joined([_where(c, summary) for c in adjusted])})." if adjusted else ".")
         )
     return sentences
 
@@ -73,12 +78,12 @@ def notes(by_method: Mapping[str, Sequence[Result]], methods: Sequence[Method]) 
         ]
         if lost:
             found.append(
-                f"{method.label}: {len(lost)} of {counted(len(method.seeds), 'seed')} ended without a finite score "
+                f"{short(method.label)}: {len(lost)} of {counted(len(method.seeds), 'seed')} ended without a finite score "
                 "(diverged or not measured); the means are over the others."
             )
         skipped = sum(run.train_info.skipped_steps for run in by_method[method.method])
         if skipped:
-            found.append(f"{method.label}: {counted(skipped, 'step')} skipped over all seeds.")
+            found.append(f"{short(method.label)}: {counted(skipped, 'step')} skipped over all seeds.")
     if len({frozenset(method.seeds) for method in methods}) > 1:
         found.append("The methods do not share all seeds; differences are over the seeds that both have.")
     budgets = sorted({run.train_info.total_steps for run in runs})
@@ -131,27 +136,30 @@ def _wins(summary: Summary) -> str:
         for method in group.methods:
             if method.standing["final"] == "best":
                 wins.setdefault(method.label, []).append(group.name)
-    parts = [f"{label} in {listed(names)}" for label, names in wins.items()]
+    parts = [f"{short(label)} in {listed(names)}" for label, names in wins.items()]
     return f"Best final {summary.groups[0].score} by its mean: {'; '.join(parts)}." if parts else ""
 
 
 def _where(comparison: Comparison, summary: Summary) -> str:
     way = "above" if comparison.difference.mean > 0 else "below"
-    place = f" in {comparison.group}" if len(summary.groups) > 1 else ""
-    return f"{comparison.label} {way}{place}"
+    place = f" in {short(comparison.group)}" if len(summary.groups) > 1 else ""
+    return f"{short(comparison.label)} {way}{place}"
 
 
 def _leader(group: Group, scale: Scale) -> str:
-    leader = next((method for method in group.methods if method.standing["final"] == "best"), None)
+    alone = group.methods[0] if len(group.methods) == 1 else None
+    leader = next((method for method in group.methods if method.standing["final"] == "best"), alone)
     if leader is None or leader.final is None:
         return f"No run of this group ended with a finite {group.score}."
     teacher = f"The teacher has {scale.value(group.teacher)}. " if group.teacher is not None else ""
     alike = [method.label for method in group.methods if method.standing["final"] == "like the best"]
-    unknown = any(method.standing["final"] == "unknown" for method in group.methods)
+    unknown = alone is None and any(method.standing["final"] == "unknown" for method in group.methods)
     rest = f"; not distinguishable from it: {listed(alike)}" if alike else ""
     if unknown and not alike:
         rest = "; whether the others are really lower cannot be said with one seed"
-    return f"{teacher}The best mean {group.score} of the students alone at the end is {scale.estimate(leader.final)}, by {leader.label}{rest}."
+    reached = f"{scale.estimate(leader.final)}, by {short(leader.label)}{rest}"
+    which = "mean" if alone else "best mean"
+    return f"{teacher}The {which} {group.score} of the students alone at the end is {reached}."
 
 
 def _against_baseline(group: Group, measure: Measure, scale: Scale) -> list[str]:
@@ -163,14 +171,19 @@ def _against_baseline(group: Group, measure: Measure, scale: Scale) -> list[str]
     by_verdict: dict[str, list[Comparison]] = {}
     for comparison in sorted(found, key=lambda c: (c.difference.p is None, c.difference.p or 0.0)):
         by_verdict.setdefault(verdict(comparison), []).append(comparison)
-    parts = [f"{words}: {listed([_told(c, scale) for c in alike])}" for words, alike in by_verdict.items()]
+    parts = [f"{words}: {_joined([_told(c, scale) for c in alike])}" for words, alike in by_verdict.items()]
     return [f"{head}. {'. '.join(part[0].upper() + part[1:] for part in parts)}."]
+
+
+def _joined(parts: list[str]) -> str:
+    shown = parts if len(parts) <= 10 else [*parts[:10], f"{len(parts) - 10} more"]
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
 def _named(group: Group, name: str, measure: Measure, scale: Scale) -> str:
     method = group.method(name)
     assert method is not None
-    return f"{method.label} ({scale.estimate(method.of(measure))})"
+    return f"{short(method.label)} ({scale.estimate(method.of(measure))})"
 
 
 def _told(comparison: Comparison, scale: Scale) -> str:
@@ -179,8 +192,9 @@ def _told(comparison: Comparison, scale: Scale) -> str:
     if "dcr" in comparison.method.lower() and difference.half is not None:
         low, high = (scale.change(difference.mean + side * difference.half, unit=False) for side in (-1, 1))
         adjusted = "" if comparison.holm is None else f", adjusted {p_value(comparison.holm)}"
-        return f"{comparison.label} ({scale.change(difference.mean)}, {low} to {high}, p {_is(difference.p or 0.0)}{adjusted})"
-    return f"{comparison.label} ({scale.change(difference.mean)})"
+        told = f"{scale.change(difference.mean)}, {low} to {high}, p {_is(difference.p or 0.0)}{adjusted}"
+        return f"{short(comparison.label)} ({told})"
+    return f"{short(comparison.label)} ({scale.change(difference.mean)})"
 
 
 def _is(p: float) -> str:
@@ -199,16 +213,17 @@ def _speed(group: Group) -> list[str]:
             break
         by_epochs = min(reached, key=lambda pair: _mean(pair[1].epochs))
         by_seconds = min(reached, key=lambda pair: _mean(pair[1].seconds))
+        first = "first " if len(group.methods) > 1 else ""
         epochs, seconds, work = by_epochs[1].epochs, by_epochs[1].seconds, by_epochs[1].flops
-        text = f"{share} are held first by {by_epochs[0].label}: after {significant(_mean(epochs))} epochs"
+        text = f"{share} is held {first}by {short(by_epochs[0].label)}: after {significant(_mean(epochs))} epochs"
         text += f" ({duration(_mean(seconds))}, {flops(_mean(work))})"
         if by_seconds[0] is not by_epochs[0]:
-            text += f"; by the clock first by {by_seconds[0].label}, after {duration(_mean(by_seconds[1].seconds))}"
+            text += f"; by the clock first by {short(by_seconds[0].label)}, after {duration(_mean(by_seconds[1].seconds))}"
         others = [(m, h) for m, h in reached if ("dcr" in m.method.lower()) != ("dcr" in by_epochs[0].method.lower())]
         if others:
             second = min(others, key=lambda pair: _mean(pair[1].epochs))
             kind = "baseline" if "dcr" in by_epochs[0].method.lower() else "DCR variant"
-            text += f"; the first {kind} is {second[0].label}, after {significant(_mean(second[1].epochs))} epochs"
+            text += f"; the first {kind} is {short(second[0].label)}, after {significant(_mean(second[1].epochs))} epochs"
         missing = [method.label for method in group.methods if method.held[index].epochs is None]
         found.append(f"{text}." + (f" Not in every seed: {listed(missing)}." if missing else ""))
     return found
@@ -222,15 +237,15 @@ def _mechanisms(group: Group) -> list[str]:
     found = []
     for name, read in kinds:
         known = [
-            (method.label, sum(values) / len(values))
+            (short(method.label), sum(values) / len(values))
             for method in group.methods
             if (values := [one.mean for one in read(method) if one is not None])
         ]
         if len(known) > 1:
             low, high = min(known, key=lambda pair: pair[1]), max(known, key=lambda pair: pair[1])
             found.append(
-                f"In the first fifth of the training, {name}, over all sites, is smallest with {low[0]} ({significant(low[1])}) "
-                f"and largest with {high[0]} ({significant(high[1])})."
+                f"In the first fifth of the training, {name}, over all sites, is smallest with {low[0]} "
+                f"({significant(low[1])}) and largest with {high[0]} ({significant(high[1])})."
             )
     return found
 

@@ -66,6 +66,7 @@ class Experiment:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses of the file look themselves up
         spec.loader.exec_module(module)
         return module
 

@@ -81,7 +81,7 @@ class SentenceClassifier:
 
     name: str
 
-    sites = "*.encoder.layer.*.attention.self"
+    sites = ("**.attention.self", "**.attention.output.dense")  # queries, keys and values; and what mixes the heads
     head = "classifier.*"
 
     def __call__(self, classes: int, seed: int) -> nn.Module:

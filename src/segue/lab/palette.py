@@ -19,8 +19,8 @@ class Look:
     marker: str
 
 
-# searched for: every two stay apart for protanopes and deuteranopes too, and all stand out from the paper (the tests measure it)
-GREY = ("#404040", "#8c8c8c")
+# searched for, and measured by the tests: every two stay apart for protanopes and deuteranopes too, all stand out from paper
+GREY = ("#404040", "#808080")
 ORANGE = ("#d06417", "#ffb12d")
 TEAL = ("#129e65", "#18ef97")
 CYAN = ("#0390fc", "#3fa8fe")

@@ -122,7 +122,7 @@ const Chart = (() => {
   function scales(panel, width, height) {
     const xs = panel.series.flatMap((one) => one.points.map((point) => point[0]));
     const means = panel.series.flatMap((one) => one.points.map((point) => point[1]));
-    const known = panel.reference === null ? means : [...means, panel.reference];
+    const known = [...(panel.beside || means), ...(panel.reference === null ? [] : [panel.reference])];  // beside: panels read side by side share their scale
     const x0 = Math.min(0, ...xs), x1 = Math.max(...xs);
     const positive = means.filter((value) => value > 0);
     const log = panel.log && positive.length > 0 && Math.max(...positive) > 30 * Math.min(...positive);

@@ -53,10 +53,12 @@
     if (figure.sites) {
       const quantity = figure.other && state[figure.id] ? figure.other : figure.sites;
       const chosen = state.sites[figure.id];
-      return (chosen === undefined || chosen >= group().sites.length ? group().shown : [chosen]).map((site) => ({
+      const found = (chosen === undefined || chosen >= group().sites.length ? group().shown : [chosen]).map((site) => ({
         ...base, title: group().sites[site], name: `${figure.title}, ${group().sites[site]}`, log: figure.log || false, low: figure.log ? 0 : null,
         series: series((one) => one.sites[quantity][site], state.axis),
       }));
+      const beside = [0, ...found.flatMap((panel) => panel.series.flatMap((one) => one.points.map((point) => point[1])))];
+      return figure.log ? found : found.map((panel) => ({ ...panel, beside, low: 1.04 * Math.min(...beside) }));
     }
     if (figure.id === "accuracy") {
       const all = series((one) => one.whole.students, state.axis);

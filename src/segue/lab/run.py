@@ -23,6 +23,7 @@ from segue import checkpoint
 from segue.batches import mapped
 from segue.errors import ConfigError
 from segue.evaluation import Evaluation
+from segue.handover import Handover
 from segue.lab import results
 from segue.lab.config import Run, config_hash, to_dict
 from segue.lab.counting import StepFlops
@@ -75,8 +76,9 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
     )
     result = Result(run_info=_run_info(config, folder), train_info=train_info, meta_info=_meta_info(begun, processes.world))
     if keep_model:
-        fitted.handover.finalize_(force=True)
-        checkpoint.save(model, folder / "model")
+        plain, _ = teacher_model(config.teacher, folder.parent.parent / "teachers", whole)  # `model` may be sharded
+        handover: Handover = checkpoint.load_(plain, folder / "checkpoints")
+        checkpoint.save(handover.finalize_(force=True), folder / "model")
     if processes.rank == 0:
         results.write(result, folder)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)

@@ -113,7 +113,7 @@ def paper(*, folder: str | Path | None = None, download: bool = False, precision
 
 
 def minilm(
-    model: str | Path, train: str | Path, test: str | Path, *, steps: int = 200, lr: float = 5e-4, hold_out: int = 0
+    model: str | Path, train: str | Path, test: str | Path, *, steps: int = 150, lr: float = 1e-3, hold_out: int = 0
 ) -> Scale:
     """SST-2 sentences: a really pretrained MiniLM, fine-tuned, then all its attention replaced."""
     task = SentenceTask(
@@ -121,14 +121,13 @@ def minilm(
         model=SentenceClassifier(name=str(model)),
         longest=20,
         look=256,
-        hold_out=hold_out,
     )
-    stages = (Stage(recipe=Recipe(steps=800, lr=1e-4, warmup=0.1)),)
+    stages = (Stage(recipe=Recipe(steps=400, lr=1e-4, warmup=0.1)),)
     return Scale(
         name="minilm",
-        task=task,
+        task=replace(task, hold_out=hold_out),
         teacher=Teacher(task=task, stages=stages, batch=32),
         recipe=Recipe(steps=steps, lr=lr, warmup=0.05),
         batch=16,
-        looks=10,
+        looks=8,
     )

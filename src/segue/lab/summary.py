@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 from segue.lab import findings, tables
@@ -254,8 +255,7 @@ def area(run: Result) -> float | None:
     length = points[-1][0] - points[0][0]
     if length <= 0:
         return points[-1][1]
-    pieces = zip(points, points[1:], strict=False)
-    return sum((right[0] - left[0]) * (left[1] + right[1]) / 2 for left, right in pieces) / length
+    return sum((right[0] - left[0]) * (left[1] + right[1]) / 2 for left, right in pairwise(points)) / length
 
 
 def held_from(run: Result, share: float) -> int | None:
@@ -293,8 +293,10 @@ def _paired(a: Method, b: Method, measure: Measure) -> Difference | None:
 
 def _standing(method: Method, methods: list[Method], measure: Measure) -> Standing:
     leader = best(methods, measure)
-    if leader is None or method is leader:
-        return "best" if leader else "unknown"
+    if leader is None or len(methods) < 2:  # nothing to stand against
+        return "unknown"
+    if method is leader:
+        return "best"
     difference = _paired(method, leader, measure)
     if difference is None or difference.excludes_zero is None:
         return "unknown"

@@ -181,9 +181,9 @@ def _wins(summary: Summary) -> list[str]:
 
 def _legend(summary: Summary) -> str:
     return (
-        "± is the half width of a 95 % interval over seeds (Student's t). A share of the teacher's score is reached at the first "
-        "look from which the students alone hold it to the end. Differences are paired by seed; p-values are adjusted by Holm's "
-        f"method over the {counted(summary.comparisons, 'comparison')} of a measure."
+        "± is the half width of a 95 % interval over seeds (Student's t). A share of the teacher's score is reached at the "
+        "first look from which the students alone hold it to the end. Differences are paired by seed; p-values are adjusted "
+        f"by Holm's method over the {counted(summary.comparisons, 'comparison')} of a measure."
     )
 
 

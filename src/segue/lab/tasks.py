@@ -14,6 +14,7 @@ from segue.errors import ConfigError
 from segue.evaluation import Classification
 from segue.lab.models import SentenceClassifier, SmallViT, Timm
 from segue.lab.sources import Dataset, NoAugmentation, TextDataset, normalise
+from segue.sites import Selector
 
 MORE_THAN_ANY = 1 << 40
 
@@ -80,7 +81,7 @@ class Task(Protocol):
     score: str  # the score that counts, higher is better
 
     @property
-    def sites(self) -> str: ...
+    def sites(self) -> Selector: ...
 
     @property
     def head(self) -> str: ...
@@ -108,7 +109,7 @@ class ImageTask:
     score = "accuracy"
 
     @property
-    def sites(self) -> str:
+    def sites(self) -> Selector:
         return self.model.sites
 
     @property
@@ -162,7 +163,7 @@ class SentenceTask:
     score = "accuracy"
 
     @property
-    def sites(self) -> str:
+    def sites(self) -> Selector:
         return self.model.sites
 
     @property

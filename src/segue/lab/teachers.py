@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from segue import tensor_files
 from segue.errors import ConfigError, DataError
@@ -43,10 +43,13 @@ def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded, *, resume: boo
 
 
 def _train(teacher: Teacher, place: Path, loaded: Loaded) -> None:
-    model = loaded.build(teacher.seed)
     batches = loaded.train(teacher.batch, teacher.seed)
     points: list[dict[str, Any]] = []
+    state: dict[str, Tensor] | None = None
     for number, stage in enumerate(teacher.stages):
+        model = loaded.build(teacher.seed)  # a fresh one, because the last may be sharded
+        if state is not None:
+            model.load_state_dict(state)
         with _training_only(model, teacher.task.head if stage.head_only else "*"):
             result = fit(
                 model,
@@ -61,9 +64,8 @@ def _train(teacher: Teacher, place: Path, loaded: Loaded) -> None:
                 progress=f"teacher {number + 1}/{len(teacher.stages)}",
             )
         points += [{"stage": number, **point} for point in result.points]
-    processes = launched()
-    if processes.rank == 0:
-        state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+        state = {name: tensor_files.full(value).detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    if launched().rank == 0 and state is not None:
         tensor_files.write(place / "teacher.safetensors", state)
         scores = points[-1]["scores"]
         known = {"config": to_dict(teacher), "scores": scores, "points": points, "fingerprint": tensor_files.fingerprint(state)}

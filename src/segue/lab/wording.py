@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from segue.lab.intervals import Difference, Estimate
 
-NOTHING = "–"
+NOTHING = "\u2013"  # a dash
+LONGEST = 60  # letters of a label inside a sentence
 SHARES = ("acc", "top", "f1", "auc")  # scores of these names run from 0 to 1 and are read in percent
 
 
@@ -35,7 +36,7 @@ class Scale:
     def change(self, value: float, *, unit: bool = True) -> str:
         """Write a difference with its sign."""
         text = f"{100 * value:+.1f}" if self.percent else signed(value)
-        text = text.replace("-", "−")
+        text = text.replace("-", "\u2212")
         return f"{text} points" if self.percent and unit else text
 
     def difference(self, found: Difference) -> str:
@@ -112,7 +113,7 @@ def p_value(value: float | None) -> str:
     """Write a p-value.
 
     >>> [p_value(value) for value in (None, 0.00004, 0.0123, 0.5)]
-    ['–', '< 0.001', '0.012', '0.50']
+    ['\u2013', '< 0.001', '0.012', '0.50']
     """
     if value is None:
         return NOTHING
@@ -121,13 +122,16 @@ def p_value(value: float | None) -> str:
     return f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 
-def listed(names: list[str]) -> str:
-    """Join names as a sentence does.
+def listed(names: list[str], most: int = 10) -> str:
+    """Join names as a sentence does, long ones and long lists cut short.
 
-    >>> listed(["a", "b", "c"])
-    'a, b and c'
+    >>> listed(["a", "b", "c"]), listed(["a", "b", "c", "d"], most=2)
+    ('a, b and c', 'a, b and 2 more')
     """
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else NOTHING
+    shown = [shortened(name, LONGEST) for name in names[:most]]
+    if len(names) > most:
+        shown.append(f"{len(names) - most} more")
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0] if shown else NOTHING
 
 
 def counted(count: int, name: str) -> str:

@@ -10,12 +10,13 @@ from torch import Tensor
 from segue.errors import DataError, nearest
 from segue.lab.sources.examples import Examples
 from segue.lab.sources.extras import optional
+from segue.lab.sources.files import contents
 from segue.lab.sources.pictures import decode, stack
 from segue.lab.sources.pixels import as_images, as_labels
 
 
-def read_columns(asked: str, part: str, table: Any, image: str, label: str) -> Examples:
-    """Read the columns `image` and `label` of a pyarrow.Table."""
+def read_columns(asked: str, part: str, table: Any, image: str, label: str, follow: bool = False) -> Examples:
+    """Read the columns `image` and `label` of a pyarrow.Table; `follow` paths where it has no images inside."""
     types = optional("pyarrow.types", "lab", asked)
     for column in (image, label):
         if column not in table.column_names:
@@ -28,10 +29,10 @@ def read_columns(asked: str, part: str, table: Any, image: str, label: str) -> E
     if not types.is_integer(labels.type):
         hint = "Labels must be whole numbers that count from 0."
         raise DataError(asked, f"The column {label!r} of the {part} part holds {labels.type}.", hint)
-    return Examples(_images(asked, part, table.column(image), image), as_labels(asked, part, labels.to_numpy()))
+    return Examples(_images(asked, part, table.column(image), image, follow), as_labels(asked, part, labels.to_numpy()))
 
 
-def _images(asked: str, part: str, column: Any, name: str) -> Tensor:
+def _images(asked: str, part: str, column: Any, name: str, follow: bool) -> Tensor:
     types = optional("pyarrow.types", "lab", asked)
     chunks = [chunk.storage if hasattr(chunk, "storage") else chunk for chunk in column.chunks]  # an extension type's arrays
     if not chunks:
@@ -40,7 +41,7 @@ def _images(asked: str, part: str, column: Any, name: str) -> Tensor:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _nested(asked, part, optional("pyarrow", "lab", asked).concat_arrays(chunks))
     if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        encoded = [_content(asked, part, row.as_py()) for chunk in chunks for row in chunk]
+        encoded = [_content(asked, part, row.as_py(), follow) for chunk in chunks for row in chunk]
     elif types.is_binary(kind) or types.is_large_binary(kind):
         encoded = [row.as_py() for chunk in chunks for row in chunk]
     else:
@@ -52,13 +53,12 @@ def _images(asked: str, part: str, column: Any, name: str) -> Tensor:
     return stack(asked, part, [decode(asked, f"{part} image {at}", content) for at, content in enumerate(encoded)])
 
 
-def _content(asked: str, part: str, row: dict[str, Any]) -> bytes:
-    """Return the bytes of an image; where `datasets` has noted only its path on this machine, read that file."""
+def _content(asked: str, part: str, row: dict[str, Any], follow: bool) -> bytes:
     if row["bytes"] is not None:
         return bytes(row["bytes"])
     path = Path(row.get("path") or "")
-    if path.is_absolute() and path.is_file():
-        return path.read_bytes()
+    if follow and path.is_absolute():
+        return contents(asked, path)
     raise DataError(
         asked,
         f"An image of the {part} part has no bytes, only the path {row.get('path')!r}.",

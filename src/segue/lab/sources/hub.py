@@ -46,7 +46,8 @@ class HubDataset:
     def _examples(self, asked: str, part: str, rows: Any) -> Examples:
         wanted = [name for name in rows.column_names if name in (self.image, self.label)]
         # as Arrow's own table: `datasets` would decode every image by itself, with whatever Pillow can open
-        return read_columns(asked, part, rows.select_columns(wanted).with_format("arrow")[:], self.image, self.label)
+        table = rows.select_columns(wanted).with_format("arrow")[:]
+        return read_columns(asked, part, table, self.image, self.label, follow=True)  # of a folder it notes only the paths
 
     def _parts(self, asked: str) -> Any:
         datasets = optional("datasets", "hf", asked)

@@ -1,0 +1,21 @@
+"""A really pretrained model: MiniLM, fine-tuned on SST-2, all its attention replaced by re-initialised attention.
+
+Command:  segue grid experiments/minilm --out runs/minilm --workers 2 -o model=FOLDER -o train=TSV -o test=TSV
+"""
+
+from __future__ import annotations
+
+from segue.lab import scales, variants
+from segue.lab.config import Run
+
+
+def runs(
+    model: str,
+    train: str = "data/sst2_train.tsv",
+    test: str = "data/sst2_dev.tsv",
+    seeds: int = 3,
+    methods: tuple[str, ...] = ("paper",),
+) -> list[Run]:
+    """Return methods x seeds."""
+    scale = scales.minilm(model, train, test)
+    return [scale.run(variant, seed=seed) for seed in range(seeds) for variant in variants.find(methods)]

@@ -1,0 +1,374 @@
+"""The report: safe text, one file, and a page that works in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from saved_runs import LABELS, grid, run, save
+
+from segue.errors import MissingExtraError, ResultError
+from segue.lab import figures, report
+from segue.lab.report_data import page_data
+from segue.lab.summary import summarize
+
+pytest.importorskip("matplotlib", reason="the report draws with matplotlib (pip install segue[lab])")
+
+NASTY = "</script><img src=x onerror=\"document.title='broken'\"> <b>&amp;</b> @@DATA@@ ' \" \u2028"
+LONG = "a label that never ends " * 12
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the pictures out where the page is what counts: test_figures.py draws them."""
+    monkeypatch.setattr(figures, "draw", lambda summary, folder: [])
+
+
+def page_of(runs: list[Any], title: str = "small") -> str:
+    return report.page(page_data(summarize(runs), runs, title) | {"files": ["table.csv"]})
+
+
+def data_in(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_everything_is_written_beside_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    every = figures._group_figures
+    monkeypatch.setattr(figures, "_group_figures", lambda *given: {"cosine": every(*given)["cosine"]})  # one says enough
+    save(grid(methods=["theseus", "dcr"], groups=["100 %"], seeds=2, looks=4, sites=2), tmp_path)
+    path = report.build(tmp_path, title="A title")
+    assert path == tmp_path / "report.html"
+    files = sorted(str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file() and one.name != "result.json")
+    drawn = [f"figures/{name}.{kind}" for name in ("cosine", "groups") for kind in ("pdf", "png")]
+    assert files == sorted([*drawn, "report.html", "table.csv", "table.md"])
+    text = path.read_text(encoding="utf-8")
+    assert "<title>A title</title>" in text
+    assert set(data_in(text)["files"]) == {*drawn, "table.csv", "table.md"}
+    assert (tmp_path / "table.md").read_text(encoding="utf-8").startswith("# Results")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_same_runs_give_the_same_page(tmp_path: Path):
+    save(grid(methods=["dcr"], groups=["100 %"], seeds=2, looks=3, sites=1), tmp_path)
+    first = report.build(tmp_path).read_bytes()
+    assert report.build(tmp_path).read_bytes() == first
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_title_is_the_experiment_unless_given(tmp_path: Path):
+    save([run(looks=2, sites=1)], tmp_path)
+    assert "<title>small</title>" in report.build(tmp_path).read_text(encoding="utf-8")
+
+
+def test_the_page_asks_for_nothing_from_outside():
+    page = page_of(grid(methods=["dcr"], groups=["100 %"], seeds=2, looks=3))
+    assert re.findall(r"https?://[^\s\"']+", page) == ["http://www.w3.org/2000/svg"]  # a name, never fetched
+    assert not re.search(r"@import|url\((?!#)|<link|<iframe|\bsrc=|\bfetch\(|XMLHttpRequest|innerHTML|\beval\(", page)
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+    assert policy is not None
+    assert "default-src 'none'" in policy[1]
+    assert "unsafe" not in policy[1]
+
+
+def test_text_of_runs_is_never_markup():
+    page = page_of(
+        [run(label=NASTY, method=NASTY, group=NASTY, experiment=NASTY, looks=2, sites=1, config={NASTY: [NASTY]})], NASTY
+    )
+    assert "<img" not in page
+    assert "<b>" not in page
+    data = data_in(page)
+    assert data["methods"][0]["label"] == NASTY
+    assert data["runs"][0]["config"] == {NASTY: [NASTY]}
+
+
+def test_numbers_that_json_lacks_are_written_as_text_or_left_out():
+    bad = run(looks=3, sites=1, config={"weight": float("nan"), "most": [float("inf")]})
+    points = [replace(point, students={"accuracy": float("nan")}, loss=float("inf")) for point in bad.train_info.points]
+    bad = replace(bad, train_info=replace(bad.train_info, points=points, final={"accuracy": None}))
+    data = data_in(page_of([bad]))
+    assert data["runs"][0]["config"] == {"weight": "nan", "most": ["inf"]}
+    assert data["groups"][0]["lines"]["dcr"]["whole"]["students"] is None
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_diverged_runs_go_through_files(tmp_path: Path):
+    bad = run(looks=3, sites=1)
+    points = [replace(point, students={"accuracy": None}) for point in bad.train_info.points]
+    save([replace(bad, train_info=replace(bad.train_info, points=points, final={"accuracy": None}))], tmp_path)
+    assert "ended without a finite score" in report.build(tmp_path).read_text(encoding="utf-8")
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path):
+    with pytest.raises(ResultError, match="No finished run lies there"):
+        report.build(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_missing_matplotlib_is_named_before_anything_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    save([run(looks=2, sites=1)], tmp_path)
+    with pytest.raises(MissingExtraError, match="matplotlib is not installed"):
+        report.build(tmp_path)
+    assert not (tmp_path / "table.md").exists()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need Playwright (pip install playwright)")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("the browser tests need chromium on the path")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    kinds = {
+        "whole": grid(groups=["100 %", "5 %"], seeds=3, looks=11, sites=5),
+        "single": [run(looks=4, sites=1)],
+        "nasty": [
+            run(label=NASTY, method=NASTY, group=NASTY, looks=3, sites=2, config={NASTY: NASTY}),
+            run(looks=3, group=LONG, label=LONG),
+        ],
+        "many": [run(method=f"method_{i}", label=f"{i} {LONG}", looks=4, sites=2, seed=s) for i in range(30) for s in range(2)],
+    }
+    for name, runs in kinds.items():
+        (folder / f"{name}.html").write_text(page_of(runs), encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in kinds}
+
+
+@pytest.fixture
+def visit(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
+    """Open a page; whatever it complains about fails the test."""
+    complaints: list[str] = []
+    contexts = []
+
+    def opened(name: str, *, width: int = 1200, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "request",
+            lambda request: complaints.append(request.url) if not request.url.startswith(("file:", "data:")) else None,
+        )
+        page.goto(pages[name].as_uri())
+        page.wait_for_selector(".plot path.series")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def lines(page: Any, figure: str) -> int:
+    return page.locator(f"#figure-{figure} path.series").count()
+
+
+def column(page: Any, index: int) -> list[str]:
+    return page.locator(f"#table tbody tr > :nth-child({index})").all_inner_texts()
+
+
+@pytest.mark.parametrize("name", ["whole", "single", "nasty", "many"])
+def test_every_page_opens_without_complaint_at_every_width(visit, name: str):
+    page = visit(name)
+    assert page.title() == "small"
+    for width in (360, 768, 1200):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_timeout(60)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_nothing_of_a_run_becomes_markup(visit):
+    page = visit("nasty")
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.wait_for_timeout(50)
+    assert page.title() == "small"
+    assert page.locator("img, b").count() == 0
+    assert page.locator("#runs pre", has_text="onerror").count() > 0
+
+
+def test_methods_are_switched_off_and_on(visit):
+    page = visit("whole")
+    assert lines(page, "accuracy") == 7
+    assert lines(page, "cosine") == 21
+    chip = page.get_by_role("button", name="Theseus", exact=True)
+    assert chip.get_attribute("aria-pressed") == "true"
+    chip.click()
+    assert chip.get_attribute("aria-pressed") == "false"
+    assert lines(page, "accuracy") == 6
+    page.get_by_role("button", name="Show all").click()
+    page.get_by_role("button", name="Hide all").click()
+    assert lines(page, "accuracy") == 0
+    assert "every method is hidden" in page.locator("#figure-accuracy .nothing").inner_text()
+
+
+def test_hovering_shows_the_values_of_that_look(visit):
+    page = visit("whole")
+    plot = page.locator("#figure-accuracy .plot")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 12, box["y"] + 150)
+    tip = page.locator("#figure-accuracy .tip")
+    assert tip.is_visible()
+    text = tip.inner_text()
+    line = (
+        summarize(grid(methods=["dcr"], groups=["100 %"], seeds=3, looks=11, sites=5))
+        .groups[0]
+        .methods[0]
+        .line.whole["students"]
+    )
+    assert text.startswith("epoch 50")
+    assert f"{100 * line.mean[-1]:.1f} ± {100 * line.half[-1]:.1f} %" in text
+    assert all(label in text for label in LABELS.values())
+    page.mouse.move(0, 0)
+    assert not tip.is_visible()
+
+
+def test_axis_site_and_group_are_chosen(visit):
+    page = visit("whole")
+    page.get_by_role("button", name="Time", exact=True).click()
+    assert "training time" in page.locator("#figure-accuracy .plot").inner_html()
+    assert re.search(r"\d+ min", page.locator("#figure-accuracy .plot").text_content())
+    page.get_by_role("button", name="FLOPs", exact=True).click()
+    assert "PFLOPs" in page.locator("#figure-accuracy .plot").text_content()
+    page.select_option("#site-cosine", label="blocks.1.attn")
+    assert page.locator("#figure-cosine h3").all_inner_texts() == ["blocks.1.attn"]
+    assert lines(page, "cosine") == 7
+    before = column(page, 3)
+    page.select_option("#group", label="5 %")
+    assert page.locator("#findings-title").inner_text() == "Findings: 5 %"
+    assert column(page, 3) != before
+
+
+def test_the_blend_and_the_zoom(visit):
+    page = visit("whole")
+    page.get_by_role("button", name="Also the blend").click()
+    assert lines(page, "accuracy") == 14
+    before = page.locator("#figure-accuracy .plot").text_content()
+    page.get_by_role("button", name="Zoom to the top").click()
+    assert page.locator("#figure-accuracy .plot").text_content() != before
+
+
+def test_the_table_sorts_both_ways_with_the_unknown_last(visit):
+    page = visit("whole")
+    heading = page.locator("#table th", has_text="Final accuracy")
+    heading.get_by_role("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    values = [float(text.split()[0]) for text in column(page, 3)]
+    assert values == sorted(values, reverse=True)
+    heading = page.locator("#table th", has_text="Final accuracy")
+    heading.get_by_role("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert [float(text.split()[0]) for text in column(page, 3)] == sorted(values)
+    epochs = page.locator("#table th", has_text="Epochs to 95")
+    for expected in ("ascending", "descending"):
+        epochs.get_by_role("button").click()
+        assert epochs.get_attribute("aria-sort") == expected
+        found = column(page, 8)
+        assert "not reached" in found[-1]
+        known = [float(text) for text in found if "not" not in text]
+        assert known == sorted(known, reverse=expected == "descending")
+        assert found[: len(known)] == [text for text in found if "not" not in text]
+
+
+def test_everything_is_reached_by_keyboard(visit):
+    page = visit("whole")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    chip = page.get_by_role("button", name="DCR", exact=True)
+    chip.focus()
+    page.keyboard.press("Space")
+    assert lines(page, "accuracy") == 6
+    assert page.evaluate("document.activeElement.textContent") == "DCR"  # the focus stays where it was
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.locator("#figure-accuracy .plot").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#figure-accuracy .tip").inner_text().startswith("epoch 5\n")
+    assert page.locator("#spoken").text_content().startswith("epoch 5: ")
+    page.keyboard.press("End")
+    assert page.locator("#figure-accuracy .tip").inner_text().startswith("epoch 50\n")
+    page.keyboard.press("Escape")
+    assert not page.locator("#figure-accuracy .tip").is_visible()
+    page.locator("#table thead button").nth(2).focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#table th").nth(2).get_attribute("aria-sort") == "descending"
+    assert page.evaluate("document.activeElement.closest('th').cellIndex") == 2
+
+
+def test_every_figure_is_also_a_table(visit):
+    page = visit("whole")
+    details = page.locator("#figure-accuracy details")
+    details.locator("summary").click()
+    rows = details.locator("tbody tr")
+    assert rows.count() == 11
+    assert rows.last.locator("th").inner_text() == "epoch 50"
+    assert re.fullmatch(r"\d+\.\d ± \d+\.\d %", rows.last.locator("td").last.inner_text())
+    page.get_by_role("button", name="Theseus", exact=True).click()
+    assert details.locator("thead th").count() == 7  # the table follows the figure
+
+
+def test_runs_show_their_configuration(visit):
+    page = visit("single")
+    page.locator("#runs > details > summary").click()
+    page.locator("#runs .run > summary").click()
+    page.wait_for_selector("#runs pre")
+    text = page.locator("#runs .run").inner_text()
+    assert '"learning_rate": 0.0005' in text
+    assert "a made-up CPU" in text
+
+
+def test_one_seed_is_said_to_have_no_interval(visit):
+    page = visit("single")
+    assert "One seed per method: there are no intervals." in page.locator("#notes").inner_text()
+    assert "±" not in page.locator("#table tbody").inner_text()
+    assert page.locator("#wins-card").is_hidden()
+
+
+def test_dark_follows_the_system_and_the_button(visit):
+    def paper(page: Any) -> str:
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    def stroke(page: Any) -> str:
+        return page.locator("#figure-accuracy path.series").last.get_attribute("stroke")
+
+    light, dark = visit("whole"), visit("whole", scheme="dark")
+    assert (paper(light), paper(dark)) == ("rgb(246, 247, 249)", "rgb(16, 19, 24)")
+    assert dark.locator("#theme").get_attribute("aria-pressed") == "true"
+    assert stroke(light) != stroke(dark)
+    light.locator("#theme").click()
+    assert paper(light) == paper(dark)
+    assert stroke(light) == stroke(dark)
+    dark.locator("#theme").click()
+    assert paper(dark) == "rgb(246, 247, 249)"
+    light.reload()
+    assert paper(light) == "rgb(16, 19, 24)"  # the choice is kept
+
+
+def test_a_phone_reads_values_by_touch(visit):
+    page = visit("whole", width=360)
+    plot = page.locator("#figure-accuracy .plot")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    for share in (0.2, 0.5, 0.95):
+        page.mouse.move(box["x"] + share * box["width"], box["y"] + 80)
+        tip = page.locator("#figure-accuracy .tip").bounding_box()
+        assert tip["x"] >= 0
+        assert tip["x"] + tip["width"] <= 360
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
