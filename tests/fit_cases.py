@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -61,7 +63,9 @@ def endless() -> Any:
     return (batch(index, size=4) for index in range(1000))
 
 
-def _case(plan: segue.Plan | None, batches: Callable[[], Any] = shuffled, dropout: float = 0.0, **recipe: Any) -> dict[str, Any]:
+def _case(
+    plan: segue.Plan | None, batches: Callable[[], Any] = shuffled, dropout: float = 0.0, **recipe: Any
+) -> dict[str, Any]:
     return {
         "plan": plan,
         "batches": batches,
@@ -129,6 +133,25 @@ def train_all(places: dict[str, str]) -> None:
         train(name, folder)
 
 
+def train_and_die_writing(name: str, folder: str, number: int) -> None:
+    """Train a case until the so-and-so-many-th move of writing checkpoints, and die there by kill -9."""
+    left = itertools.count(number, -1)
+
+    def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def move(*args: Any, **kwargs: Any) -> Any:
+            if next(left) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return move
+
+    checkpoint_files.tensor_files.write = deadly(checkpoint_files.tensor_files.write)
+    checkpoint_files._flush = deadly(checkpoint_files._flush)
+    checkpoint_files.os.replace = deadly(checkpoint_files.os.replace)
+    checkpoint_files.shutil.rmtree = deadly(checkpoint_files.shutil.rmtree)
+    train(name, folder)
+
+
 def points(folder: Path | str) -> list[dict[str, Any]]:
     """Return what the looks saw, but for the time it took."""
     lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
@@ -151,14 +174,27 @@ def assert_alike(folder: Path | str, other: Path | str) -> None:
     assert same_state(dict(sorted(tensors.items())), dict(sorted(other_tensors.items())))
 
 
+def context() -> Any:
+    """Return the start method of such processes, with their common origin running."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload([__name__])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before]))  # to find this file there
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    return made
+
+
 class Fresh:
     """A process forked from one that has loaded everything and computed nothing, so that it begins at once."""
 
     def __init__(self, target: Callable[..., None], *args: Any, words: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
         self.words = words
-        self.process: BaseProcess = context.Process(target=_enter, args=(target, args, str(words)))
+        self.process: BaseProcess = context().Process(target=_enter, args=(target, args, str(words)))
         self.process.start()
 
     @property

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BatchEncoding
 
 import segue
-from segue import checkpoint_files
 from segue.errors import CheckpointError, ConfigError, DataError, SiteError
 from segue.evaluation import Classification
 from segue.recipe import Recipe
@@ -168,13 +167,18 @@ def test_a_compiled_model_learns_the_same():
 def test_two_half_batches_are_one_whole_batch(plan):
     whole = [batch(i, size=8) for i in range(4)]
     halves = [(x[part], y[part]) for x, y in whole for part in (slice(0, 4), slice(4, 8))]
-    one = fit(Net(), plan, whole, recipe=Recipe(steps=6, lr=1e-2), looks=6)
-    two = fit(Net(), plan, halves, recipe=Recipe(steps=6, lr=1e-2, accumulate=2), looks=6)
+    calm = {
+        "steps": 6,
+        "lr": 1e-2,
+        "eps": 1e-3,
+    }  # Adam would blow the rounding of a zero gradient (a key's bias) up to its size
+    one = fit(Net(), plan, whole, recipe=Recipe(**calm), looks=6)
+    two = fit(Net(), plan, halves, recipe=Recipe(accumulate=2, **calm), looks=6)
     for name, weight in one.model.state_dict().items():
         torch.testing.assert_close(two.model.state_dict()[name], weight, rtol=1e-4, atol=1e-6)
     for first, second in zip(one.points, two.points, strict=True):
         assert second["epoch"] == first["epoch"]
-        assert second["loss"] == pytest.approx(first["loss"], rel=1e-5)
+        assert second["loss"] == (first["loss"] and pytest.approx(first["loss"], rel=1e-5))
 
 
 def test_epochs_are_counted_by_batches_also_where_accumulation_does_not_divide_them():
@@ -301,16 +305,15 @@ def test_the_gradient_norm_of_a_site_is_the_mean_since_the_last_look_before_clip
     torch.manual_seed(0)
     handover = segue.replace_(model.train(), plan, total_steps=4)
     optimizer = recipe.optimizer(handover.named_parameters())
-    scheduler = recipe.scheduler(optimizer, 4)
     norms = []
     for x, y in CountedBatches().batches[:4]:
         F.cross_entropy(model(x), y).backward()
         sites = [torch.cat([p.grad.flatten() for p in seam.student.parameters()]).norm() for seam in handover.seams.values()]
         norms.append(torch.stack(sites))
         nn.utils.clip_grad_norm_(handover.parameters(), 1e-3)
+        recipe.set_rate(optimizer, handover.steps_done, 4)
         optimizer.step()
         optimizer.zero_grad()
-        scheduler.step()
         handover.step()
     for point, wanted in zip(fitted.points[1:], (norms[:2], norms[2:]), strict=True):
         assert list(point["gradient_norm"]) == list(handover.seams)
@@ -426,19 +429,19 @@ def stop(name, folder, how, step):
 
 
 def test_a_run_stopped_anywhere_goes_on_bit_for_bit_in_a_fresh_process(tmp_path):
-    """Every case is stopped by a signal, or by an error after its last checkpoint, at every place once."""
-    steps = itertools.cycle(range(1, TOTAL - 1))
+    """Every case is stopped at another place by a signal, or by an error after its last checkpoint; two in every way."""
+    steps, ways = itertools.cycle((4, 7, 1, 5, 2, 6, 3)), itertools.cycle(HOWS)
     places = {}
     for name in CASES:
-        for how in HOWS:
+        for how in HOWS if name in ("dcr_dfg", "a plain model") else [next(ways)]:
             folder = tmp_path / f"{name}, {how}"
             stop(name, folder, how, next(steps))
             places[str(folder)] = name
-    Fresh(fit_cases.train_all, places, words=tmp_path / "words.txt").succeed()
+    Fresh(fit_cases.train_all, places, words=tmp_path / "words").succeed()
     for name in CASES:
         fit_cases.train(name, tmp_path / name)
-        for how in HOWS:
-            assert_alike(tmp_path / f"{name}, {how}", tmp_path / name)
+    for folder, name in places.items():
+        assert_alike(folder, tmp_path / name)
 
 
 def test_the_undisturbed_runs_of_those_cases_really_learn_and_hand_over(tmp_path):
@@ -446,7 +449,7 @@ def test_the_undisturbed_runs_of_those_cases_really_learn_and_hand_over(tmp_path
         fitted = fit_cases.train(name, tmp_path / name)
         assert len({point["loss"] for point in fitted.points}) == len(fitted.points) == 5
         if fitted.handover:
-            assert [point["alpha"] for point in fitted.points][0] > fitted.points[2]["alpha"] > fitted.points[-1]["alpha"] == 0
+            assert fitted.points[0]["alpha"] > fitted.points[2]["alpha"] > fitted.points[-1]["alpha"] == 0
 
 
 @pytest.mark.parametrize(("how", "code"), [("SIGTERM", 143), ("SIGINT", None)])
@@ -566,32 +569,16 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
 # Killed
 
 
-def killed_at_write(name, folder, number):
-    """Train a case in a process that kills itself at its so-and-so-many-th move of writing checkpoints."""
-    left = itertools.count(number, -1)
-
-    def deadly(function):
-        def move(*args, **kwargs):
-            if next(left) == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-
-        return move
-
-    checkpoint_files.tensor_files.write = deadly(checkpoint_files.tensor_files.write)
-    checkpoint_files._flush = deadly(checkpoint_files._flush)
-    checkpoint_files.os.replace = deadly(checkpoint_files.os.replace)
-    checkpoint_files.shutil.rmtree = deadly(checkpoint_files.shutil.rmtree)
-    fit_cases.train(name, folder)
-
-
 def test_kill_9_at_any_move_of_writing_a_checkpoint_loses_nothing_but_steps(tmp_path):
     """The eight moves of one writing, spread over the first three checkpoints."""
     wanted = undisturbed("theseus_gumbel", tmp_path)
     resumed = {}
     for number in (0, 2, 5, 9, 13, 15, 17, 22):
         folder = tmp_path / f"move {number}"
-        assert Fresh(killed_at_write, "theseus_gumbel", str(folder), number, words=tmp_path / "words").end() == -signal.SIGKILL
+        assert (
+            Fresh(fit_cases.train_and_die_writing, "theseus_gumbel", str(folder), number, words=tmp_path / "words").end()
+            == -signal.SIGKILL
+        )
         resumed[str(folder)] = "theseus_gumbel"
     saved = [segue.checkpoint.saved_step(Path(f) / "checkpoints") for f in resumed if (Path(f) / "checkpoints/latest").exists()]
     assert len(set(saved)) > 1

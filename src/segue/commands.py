@@ -57,7 +57,7 @@ def demo(
     from segue.lab.demo import show
 
     options = {"seeds": seeds, "steps": steps, "teacher_steps": teacher_steps}
-    raise typer.Exit(show(out, options=options, workers=workers))
+    raise typer.Exit(show(out, console, options=options, workers=workers))
 
 
 @app.command()
@@ -185,14 +185,15 @@ def report(
     title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
 ) -> None:
     """Make figures, tables and one HTML page from saved runs."""
-    from segue.lab import results, summary
+    from segue.lab import results, terminal
     from segue.lab.report import build
+    from segue.lab.summary import summarize
 
     if not folder.is_dir():
         raise ConfigError(f"a report on {folder} was asked for.", _neighbours(folder), "give the folder of a grid.")
     page = build(folder, title=title)
-    print(summary.markdown(summary.summarize(results.read_all(folder))))
-    print(f"\n{page}")
+    terminal.show(summarize(results.read_all(folder)), console)
+    console.print(f"\n{page}", soft_wrap=True)
 
 
 def _grid(experiment: Any, folder: Path, workers: int, engine: str) -> int:

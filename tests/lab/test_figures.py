@@ -110,6 +110,18 @@ def test_lines_are_means_and_bands_are_intervals():
     assert list(axes.lines[1].get_ydata()) == pytest.approx([91.0, 91.0])  # the teacher
 
 
+@pytest.mark.parametrize("name", ["drift", "depth"])
+def test_log_axes_have_plain_numbers_beside_their_label(name: str):
+    figure = figure_of(grid(methods=["student_only", "dcr_dfg"], groups=["100 %"], seeds=2), name)
+    assert "log" in {axes.get_yscale() for axes in figure.axes}
+    for axes in figure.axes:
+        labels = [label for label in axes.get_yticklabels(which="both") if label.get_text() and label.get_visible()]
+        inside = [label for label in labels if axes.bbox.y0 <= label.get_window_extent().y0 <= axes.bbox.y1]
+        assert len(inside) >= 2
+        assert all(float(label.get_text()) >= 0 for label in inside)
+        assert not any(label.get_window_extent().overlaps(axes.yaxis.label.get_window_extent()) for label in inside)
+
+
 def test_accuracy_is_shown_by_epochs_and_by_the_clock():
     figure = figure_of(small(), "accuracy")
     assert [axes.get_xlabel() for axes in figure.axes] == ["epoch", "training time (min)"]

@@ -10,9 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from segue.lab import results, scales, variants
+from rich.console import Console
+
+from segue.lab import results, scales, terminal, variants
 from segue.lab.config import Run
 from segue.lab.grid import Experiment, run_grid
+from segue.lab.report import build
+from segue.lab.summary import summarize
 from segue.progress import duration
 
 
@@ -22,27 +26,23 @@ def runs(seeds: int = 1, steps: int = 320, teacher_steps: int = 500) -> list[Run
     return [scale.run(variant, seed=seed) for seed in range(seeds) for variant in variants.PAPER]
 
 
-def show(out: Path, *, options: dict[str, Any], workers: int) -> int:
+def show(out: Path, console: Console, *, options: dict[str, Any], workers: int) -> int:
     """Carry out the demo, print its table and where the report lies; return the exit code."""
-    from segue.lab.report import build
-    from segue.lab.summary import markdown, summarize
-
     begun = time.monotonic()
     failed = [outcome for outcome in run_grid(Experiment(__name__, options), out, workers=workers) if not outcome.ok]
     for outcome in failed:
-        print(f"failed: {outcome.name}\n{outcome.why}")
+        console.print(f"failed: {outcome.name}\n{outcome.why}", markup=False)
     if failed:
         return 1
     page = build(out, title="Segue's demo")
     found = results.read_all(out)
-    first = found[0].train_info
-    print(f"\nTeacher {first.teacher[first.score]:.3f}; attention swapped without training {_swap(found):.3f}.\n")
-    print(markdown(summarize(found)))
-    print(f"\n{duration(time.monotonic() - begun)} in all. Open the report:\n{page}")
+    terminal.show(summarize(found), console)
+    console.print(f"- Swapped without training, the students' {found[0].train_info.score} is {_swapped(found):.3f}.")
+    console.print(f"\n{duration(time.monotonic() - begun)} in all. The report, with figures:\n{page}", soft_wrap=True)
     return 0
 
 
-def _swap(found: list[results.Result]) -> float:
+def _swapped(found: list[results.Result]) -> float:
     """Return the mean score right after the plain swap."""
     swaps = [result.train_info.points[0].students[result.train_info.score] for result in found]
     return sum(swaps) / len(swaps)

@@ -258,12 +258,16 @@ def _fill(axes: Any, panel: Panel, *, show_x: bool) -> None:
 
 
 def _scale_y(axes: Any, panel: Panel) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     means = [value for line in panel.lines for value in line.mean if value is not None]
     if _logarithmic(panel):
         positive = [value for value in means if value > 0]
         axes.set_yscale("log", nonpositive="clip")
         axes.set_ylim(min(positive) / 1.6, max(positive) * 1.6)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(positive) < 60 * min(positive) else (1, 3)))
         axes.yaxis.set_major_formatter(lambda value, _: significant(value))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         return
     if panel.limits is not None:
         axes.set_ylim(*panel.limits)

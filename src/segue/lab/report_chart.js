@@ -5,7 +5,9 @@
 const Chart = (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const HEIGHTS = { narrow: 230, wide: 320 };  // wide: a panel that has its row for itself
-  const MARGIN = { left: 50, right: 12, top: 10, bottom: 40 };
+  const MARGIN = { left: 50, right: 16, top: 10, bottom: 40 };
+
+  const PREFIXES = ["", "k", "M", "G", "T", "P", "E", "Z"];
 
   function svg(tag, attributes = {}, ...children) {
     const node = document.createElementNS(SVG, tag);
@@ -47,15 +49,14 @@ const Chart = (() => {
   }
 
   function flops(value) {
-    const names = ["", "k", "M", "G", "T", "P", "E", "Z"];
     let power = 0;
-    while (Math.abs(value) >= 999.5 && power < names.length - 1) { value /= 1000; power += 1; }
-    return `${trimmed(value, 3)} ${names[power]}FLOPs`;
+    while (Math.abs(value) >= 999.5 && power < PREFIXES.length - 1) { value /= 1000; power += 1; }
+    return `${trimmed(value, 3)} ${PREFIXES[power]}FLOPs`;
   }
 
   const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
 
-  // Ticks at 1, 2, 2.5 or 5 times a power of ten, or of sixty for times.
+  // Ticks at 1, 2, 2.5 or 5 times a power of ten.
   function ticks(low, high, count, steps = [1, 2, 2.5, 5, 10]) {
     const rough = (high - low) / Math.max(1, count);
     if (!(rough > 0)) return [low];
@@ -66,12 +67,12 @@ const Chart = (() => {
     return found;
   }
 
-  function timeTicks(high, count) {
-    const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000];
-    if (high < count) return ticks(0, high, count);
-    const step = steps.find((one) => high / one <= count) || 864000 * Math.ceil(high / 864000 / count);
-    return Array.from({ length: Math.floor(high / step + 1e-9) + 1 }, (_, i) => i * step);
-  }
+  const CLOCK = [[1, "s"], [60, "min"], [3600, "h"], [86400, "d"]];
+  const timeUnit = (high) => CLOCK.findLast(([size]) => high > 2 * size) || CLOCK[0];
+  const workUnit = (high) => {
+    const power = Math.max(0, Math.min(7, Math.floor(Math.log10(high || 1) / 3)));
+    return [1000 ** power, `${PREFIXES[power]}FLOPs`];
+  };
 
   function logTicks(low, high) {
     const found = [];
@@ -85,12 +86,13 @@ const Chart = (() => {
     return found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
   }
 
+  // read: one value in words; unit: what the ticks count in, for the largest value; room: pixels a tick needs
   const AXES = {
-    epoch: { name: "Epochs", label: "epoch", room: 48, tick: (v) => trimmed(v, 3), read: (v) => `epoch ${trimmed(v, 3)}` },
-    seconds: { name: "Time", label: "training time", room: 88, tick: duration, read: duration, ticks: timeTicks },
-    flops: { name: "FLOPs", label: "training FLOPs", room: 92, tick: flops, read: flops },
-    progress: { name: "Share", label: "share of the training", room: 60, tick: (v) => percent(v, 0), read: (v) => `${percent(v, 0)} of the training` },
-    site: { name: "Site", label: "site, in the order of depth", room: 26, tick: (v) => String(v), read: (v) => `site ${v}`, whole: true },
+    epoch: { name: "Epochs", label: "epoch", room: 48, read: (v) => `epoch ${trimmed(v, 3)}` },
+    seconds: { name: "Time", label: "training time", room: 48, read: duration, unit: timeUnit },
+    flops: { name: "FLOPs", label: "work", room: 48, read: flops, unit: workUnit },
+    progress: { name: "Share", label: "share of the training", room: 52, read: (v) => `${percent(v, 0)} of the training`, unit: () => [0.01, "%"] },
+    site: { name: "Site", label: "site, in the order of depth", room: 26, read: (v) => `site ${v}`, whole: true },
   };
 
   function marker(kind, x, y, size, colour) {
@@ -138,7 +140,7 @@ const Chart = (() => {
       high += 0.05 * (high - low);
       if (panel.low === null) low -= 0.04 * (high - low);
     }
-    const inner = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+    const inner = { left: MARGIN.left, right: width - MARGIN.right, top: panel.reference === null ? MARGIN.top : MARGIN.top + 10, bottom: height - MARGIN.bottom };
     const place = log ? (v) => Math.log10(Math.max(v, low)) : (v) => v;
     const share = (v) => (place(v) - place(low)) / (place(high) - place(low));
     return {
@@ -151,7 +153,8 @@ const Chart = (() => {
   function axes(node, panel, at, width, height) {
     const axis = AXES[panel.axis];
     const room = Math.max(2, Math.min(12, Math.floor((width - 70) / axis.room)));
-    let along = axis.ticks ? axis.ticks(at.x1, room) : ticks(at.x0, at.x1, room, [1, 2, 5, 10]);
+    const [unit, name] = axis.unit ? axis.unit(at.x1) : [1, ""];
+    let along = ticks(at.x0 / unit, at.x1 / unit, room, [1, 2, 5, 10]);
     if (axis.whole) along = along.filter((value) => Number.isInteger(value));
     const down = at.log ? logTicks(at.low, at.high) : ticks(at.low, at.high, 5);
     for (const value of down) {
@@ -163,15 +166,15 @@ const Chart = (() => {
     }
     node.append(svg("line", { class: "axis", x1: at.inner.left, x2: at.inner.right, y1: at.inner.bottom, y2: at.inner.bottom }));
     for (const value of along) {
-      const x = at.x(value);
+      const x = at.x(value * unit);
       if (x < at.inner.left - 1 || x > at.inner.right + 1) continue;
       node.append(svg("line", { class: "axis", x1: x, x2: x, y1: at.inner.bottom, y2: at.inner.bottom + 4 }));
-      const text = svg("text", { x: Math.min(x, width - 4), y: at.inner.bottom + 17, "text-anchor": x > at.inner.right - 24 ? "end" : "middle" });
-      text.textContent = axis.tick(value);
+      const text = svg("text", { x, y: at.inner.bottom + 17, "text-anchor": "middle" });
+      text.textContent = trimmed(value, 3);
       node.append(text);
     }
     const label = svg("text", { x: (at.inner.left + at.inner.right) / 2, y: height - 6, "text-anchor": "middle" });
-    label.textContent = axis.label;
+    label.textContent = name ? `${axis.label} (${name})` : axis.label;
     node.append(label);
   }
 
@@ -220,7 +223,7 @@ const Chart = (() => {
     if (panel.reference !== null) {
       const y = at.y(panel.reference);
       plot.append(svg("line", { class: "teacher", x1: at.inner.left, x2: at.inner.right, y1: y, y2: y }));
-      const name = svg("text", { class: "teacher-name", x: at.inner.left + 4, y: y + 13 < at.inner.bottom && y < at.inner.top + 14 ? y + 13 : y - 4 });
+      const name = svg("text", { class: "teacher-name", x: at.inner.right, y: y - 4, "text-anchor": "end" });
       name.textContent = "teacher";
       plot.append(name);
     }
@@ -256,9 +259,10 @@ const Chart = (() => {
         entries.length > 16 ? element("div", { class: "head" }, `and ${entries.length - 16} more: see the table below`) : "",
       );
       tip.hidden = false;
-      const width = plot.clientWidth, beside = x + 14 + tip.offsetWidth <= width ? x + 14 : Math.max(0, Math.min(x - 14 - tip.offsetWidth, width - tip.offsetWidth));
-      tip.style.left = `${beside}px`;
-      tip.style.top = `${plot.offsetTop + 6}px`;
+      const box = plot.parentNode.getBoundingClientRect(), frame = plot.getBoundingClientRect();
+      const right = x + 14 + tip.offsetWidth <= frame.width, left = x - 14 - tip.offsetWidth >= 0;
+      tip.style.left = `${right ? x + 14 : left ? x - 14 - tip.offsetWidth : Math.max(0, frame.width - tip.offsetWidth)}px`;
+      tip.style.top = `${frame.top - box.top + (right || left ? at.inner.top : frame.height)}px`;  // below where it would cover the lines
       if (spoken) document.getElementById("spoken").textContent = `${head}: ${entries.map(({ one, point }) => `${one.name} ${panel.read(point[1], point[2])}`).join("; ")}`;
     };
     const move = (event) => {

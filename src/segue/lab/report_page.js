@@ -250,7 +250,7 @@
     for (const card of cards) card.refill();
   }
 
-  const unbroken = (text) => text.replace(/(?<=[\d±=<]) (?=[\d±%])/g, "\u00a0");
+  const unbroken = (text) => text.replace(/([\d±=<]) (?=[\d±%])/g, "$1\u00a0");
   const list = (id, lines) => at(id).replaceChildren(...lines.map((text) => element("li", {}, unbroken(text))));
 
   function refresh() {

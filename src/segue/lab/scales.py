@@ -72,7 +72,7 @@ def demo(*, steps: int = 320, teacher_steps: int = 500, depth: int = 6, share: f
     )
 
 
-def small(folder: str | Path, *, steps: int = 320, lr: float = 2e-3, weight_decay: float = 0.05, hold_out: int = 0) -> Scale:
+def small(folder: str | Path, *, steps: int = 320, lr: float = 4e-3, weight_decay: float = 0.05, hold_out: int = 0) -> Scale:
     """Fashion-MNIST from IDX files: a twelve-block ViT; an hour or two on two cores."""
     source = Idx(folder=str(folder))
     model = SmallViT(patch=7, width=64, depth=12)
