@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from segue import randomness
 from segue.errors import DataError
 
 
@@ -60,7 +57,8 @@ class Stream:
         for listener in (self.batches, getattr(self.batches, "sampler", None)):
             if callable(tell := getattr(listener, "set_epoch", None)):
                 tell(self.epoch)
-        with _seeded(self.seed, self.epoch):
+        with randomness.kept():
+            randomness.seed_all(self.seed, self.epoch, 0x5E6)
             self._iterator = iter(self.batches)
             for batch in self._iterator:
                 self.taken = 1
@@ -123,25 +121,6 @@ def mapped(change: Any, batch: Any) -> Any:
     if isinstance(batch, tuple | list):
         return type(batch)(mapped(change, value) for value in batch)
     return batch
-
-
-@contextmanager
-def _seeded(seed: int, epoch: int) -> Iterator[None]:
-    """Give the global random states values that depend on the epoch alone, and afterwards their own again."""
-    numpy: Any = sys.modules.get("numpy")
-    before = random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None
-    mixed = hash((seed, epoch, 0x5E6)) & 0x7FFFFFFF  # of numbers, so the same in every process
-    random.seed(mixed)
-    torch.default_generator.manual_seed(mixed)
-    if numpy:
-        numpy.random.seed(mixed)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        torch.set_rng_state(before[1])
-        if numpy:
-            numpy.random.set_state(before[2])
 
 
 def _length(batches: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,20 +15,24 @@ from segue.evaluation import LossFn, Processes
 from segue.handover import Handover
 
 
-def find(model: nn.Module, handover: Handover | None, batches: list[Any], loss_fn: LossFn, processes: Processes) -> str:
-    """Say where numbers break first: in a batch, a weight, at a site, in a gradient, or in the loss."""
+def find(
+    model: nn.Module, handover: Handover | None, batches: list[Any], loss: float, loss_fn: LossFn, processes: Processes
+) -> str:
+    """Say where numbers break first: in a batch, a weight, at a site, in the loss, or in a gradient."""
     before = _before_the_forward(model, handover, batches)
     known = torch.tensor(0.0 if before is None else 1.0)
     if processes.total(known).item() > 0:  # all processes run the forward below, or none
         return before or "Another process found inf or NaN in its part of the batch or the weights"
-    for batch in batches if handover is not None else ():
-        assert handover is not None
-        if (site := _first_output(handover, batch, loss_fn)) is not None:
+    if handover is not None:
+        sites = [_first_output(handover, batch, loss_fn) for batch in batches]  # all of them: the processes keep together
+        if (site := next((site for site in sites if site is not None), None)) is not None:
             return f"The student's output at site {site!r} is inf or NaN"
+    if not math.isfinite(loss):
+        return "The outputs at the sites are finite; the loss is not"
     gradients = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
     if (name := _first(reversed(gradients))) is not None:  # they break from the end of the model backwards
         return f"The gradient of {_plain(name)!r} is inf or NaN{_at_site(name, handover)}"
-    return "The outputs at the sites are finite; the loss is not"
+    return "The gradient is inf or NaN in another process"
 
 
 def _before_the_forward(model: nn.Module, handover: Handover | None, batches: list[Any]) -> str | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from segue import checkpoint_files, surgery, tensor_files
+from segue import checkpoint_files, randomness, surgery, tensor_files
 from segue.errors import CheckpointError, SegueWarning
 from segue.handover import Handover, replace_
 from segue.plan import Plan, unsaved
@@ -40,7 +38,7 @@ def save(
     if lr_scheduler is not None:
         state["lr_scheduler"] = bag.pack(lr_scheduler.state_dict(), "lr_scheduler")
     if isinstance(target, Handover):
-        state["random"] = bag.pack(_of_every_rank(_random_states()), "random")
+        state["random"] = bag.pack(_of_every_rank(randomness.states()), "random")
     if missing := unsaved(state["segue"]["plan"]):
         warnings.warn(
             f"the plan's {', '.join(missing)} cannot be saved by name; give it again to segue.load_(...).",
@@ -106,7 +104,7 @@ def save_training(
         "segue": {"step": step},
         "optimizer": bag.pack(optimizer.state_dict(), "optimizer"),
         "lr_scheduler": None if lr_scheduler is None else bag.pack(lr_scheduler.state_dict(), "lr_scheduler"),
-        "random": bag.pack(_of_every_rank(_random_states()), "random"),
+        "random": bag.pack(_of_every_rank(randomness.states()), "random"),
     }
     return _write(Path(folder), state, bag.tensors, keep)
 
@@ -181,17 +179,6 @@ def _backbone_hash(handover: Handover) -> str:
     return handover.backbone_hash
 
 
-def _random_states() -> dict[str, Any]:
-    version, words, gauss = random.getstate()
-    states: dict[str, Any] = {"python": [version, list(words), gauss], "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    if numpy := sys.modules.get("numpy"):
-        name, keys, position, has_gauss, cached = numpy.random.get_state()
-        states["numpy"] = [name, keys.tolist(), position, has_gauss, cached]
-    return states
-
-
 def _of_every_rank(states: dict[str, Any]) -> list[dict[str, Any]]:
     """Gather the random states of all processes: each rank draws its own dropout."""
     if not _distributed():
@@ -209,15 +196,7 @@ def _set_random_states(every_rank: list[dict[str, Any]]) -> None:
     rank = torch.distributed.get_rank() if _distributed() else 0
     if rank >= len(every_rank):
         return  # more processes than before: the new ones keep their own
-    states = every_rank[rank]
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"])
-    if "numpy" in states and (numpy := sys.modules.get("numpy")):
-        name, keys, *rest = states["numpy"]
-        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
+    randomness.restore(every_rank[rank])
 
 
 def _restore(

@@ -107,6 +107,8 @@ def _damaged(folder: Path, reason: str) -> CheckpointError:
 
 
 def _forget_old(folder: Path, newest: str, keep: int) -> None:
+    for draft in folder.glob(".draft-*"):  # of a writing that was killed; only one process writes here
+        shutil.rmtree(draft, ignore_errors=True)
     others = [p for p in folder.glob("[0-9]*-*") if p.is_dir() and p.name != newest]
     others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in others[max(0, keep - 1) :]:

@@ -185,9 +185,10 @@ def report(
     title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
 ) -> None:
     """Make figures, tables and one HTML page from saved runs."""
-    from segue.lab import results, terminal
-    from segue.lab.report import build
-    from segue.lab.summary import summarize
+    from segue.lab import results
+    from segue.lab.report import terminal
+    from segue.lab.report.page import build
+    from segue.lab.report.summary import summarize
 
     if not folder.is_dir():
         raise ConfigError(f"a report on {folder} was asked for.", _neighbours(folder), "give the folder of a grid.")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from segue import broken_numbers, checkpoint
+from segue import broken_numbers, checkpoint, randomness
 from segue.batches import Stream
 from segue.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from segue.evaluation import Evaluation, LossFn, Processes, Scores, padding_mask
@@ -128,12 +128,12 @@ class _Training:
                 "An earlier one lies there.",
                 "go on with it by resume=True, or give another folder. Nothing was changed.",
             )
-        torch.manual_seed(recipe.seed + self.processes.rank)
+        self.handover = None if plan is None else replace_(model, plan, total_steps=self.total)
         model.to(self.accelerator.device)
         self.model = model.train()
-        self.handover = None if plan is None else replace_(model, plan, total_steps=self.total)
-        per_epoch = self.stream.per_epoch or self.total * recipe.accumulate
-        self.fit = Fit(model, self.handover, self.total, max(1, per_epoch // recipe.accumulate))
+        randomness.seed_all(recipe.seed + self.processes.rank)
+        self.batches_per_epoch = self.stream.per_epoch or self.total * recipe.accumulate
+        self.fit = Fit(model, self.handover, self.total, max(1, self.batches_per_epoch // recipe.accumulate))
         self.network = self._distributed(model)
         named = model.named_parameters() if self.handover is None else self.handover.named_parameters()
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
@@ -176,8 +176,8 @@ class _Training:
                     begun = time.perf_counter()
                 if signal and not last:
                     interruption.leave(signal, f"stopped at step {self.done} of {self.total}; {self._how_to_go_on()}")
-            if interruption.caught:  # in the last step, whose checkpoint is written
-                interruption.leave(interruption.caught, f"stopped after the last step; {self._how_to_go_on()}")
+            if caught := self._caught_by_any(interruption):  # in the last step, whose checkpoint is written
+                interruption.leave(caught, f"stopped after the last step; {self._how_to_go_on()}")
         for tracker in self.accelerator.trackers:  # not end_training(), which would part the processes for good
             tracker.finish()
         return self.fit
@@ -213,7 +213,7 @@ class _Training:
             self.fit.skipped += int(self.optimizer.step_was_skipped)
             self.since_look.add(mean, norms)
         elif self.recipe.on_nan == "stop":
-            where = broken_numbers.find(self.model, self.handover, batches, self.loss_fn, self.processes)
+            where = broken_numbers.find(self.model, self.handover, batches, mean, self.loss_fn, self.processes)
             raise broken_numbers.error(where, self.done, mean, norm.item(), str(self.saved) if self.saved else None)
         else:
             self.fit.skipped += 1
@@ -222,6 +222,11 @@ class _Training:
             self.handover.step()
         self.done += 1
         return mean, round(signal * self.processes.world) and (interruption.caught or 15)
+
+    def _caught_by_any(self, interruption: Interruption) -> int:
+        """Return the signal that this process or another one caught."""
+        known = torch.tensor(float(interruption.caught), device=self.accelerator.device)
+        return 0 if self.processes.total(known).item() == 0 else interruption.caught or 15
 
     def _site_norms(self) -> Tensor:
         """Return the norm of the gradient of every student, before clipping."""
@@ -234,7 +239,7 @@ class _Training:
 
     def _look(self) -> None:
         """Measure the model as it is now, and write it down."""
-        with torch.random.fork_rng(devices=[]):  # looking more often must not change what is learned
+        with randomness.kept():  # looking more often must not change what is learned
             point = self._point()
         self.fit.points.append(point)
         if self.accelerator.trackers:
@@ -246,7 +251,7 @@ class _Training:
 
     def _point(self) -> dict[str, Any]:
         loss, norms = self.since_look.take()
-        epoch = self.done / self.fit.steps_per_epoch
+        epoch = self.done * self.recipe.accumulate / self.batches_per_epoch
         rate = self.recipe.rate(self.done, self.total)
         point: dict[str, Any] = {"step": self.done, "epoch": epoch, "seconds": self.fit.seconds, "loss": loss, "lr": rate}
         if self.handover is None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from segue.lab.data import Split, digits
 
 from segue.errors import MissingExtraError
 from segue.lab import demo
-from segue.lab.data import Split, digits
 
 
 def test_the_demo_runs_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -12,11 +12,12 @@ from typing import Any
 
 from rich.console import Console
 
-from segue.lab import results, scales, terminal, variants
+from segue.lab import results, scales, variants
 from segue.lab.config import Run
 from segue.lab.grid import Experiment, run_grid
-from segue.lab.report import build
-from segue.lab.summary import summarize
+from segue.lab.report import terminal
+from segue.lab.report.page import build
+from segue.lab.report.summary import summarize
 from segue.progress import duration
 
 

@@ -11,6 +11,7 @@ runs/small/                          an experiment
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -84,8 +85,9 @@ class Result:
 
     @property
     def final(self) -> float:
-        """The score that counts of the students alone, at the end."""
-        return self.train_info.final[self.train_info.score]
+        """The score that counts of the students alone, at the end; NaN if it was not finite."""
+        score: float | None = self.train_info.final[self.train_info.score]
+        return math.nan if score is None else score
 
 
 def write(result: Result, folder: Path) -> Path:
@@ -97,7 +99,7 @@ def write_json(data: Any, path: Path) -> Path:
     """Write plain data as JSON in one stroke."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}-{os.getpid()}")
-    draft.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(_finite(data), indent=1) + "\n", encoding="utf-8")
     os.replace(draft, path)
     return path
 
@@ -143,6 +145,15 @@ def read_all(folder: Path) -> list[Result]:
             "run `segue grid` first.",
         )
     return results
+
+
+def _finite(data: Any) -> Any:
+    """Write what is inf or NaN as null: JSON knows neither."""
+    if isinstance(data, dict):
+        return {name: _finite(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:

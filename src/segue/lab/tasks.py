@@ -23,8 +23,8 @@ class Batches:
     """Shuffled batches that depend on (seed, epoch) alone; what does not fill a batch is left out.
 
     >>> batches = Batches(5, 2, lambda chosen, generator: chosen.tolist(), seed=0)
-    >>> len(batches), sorted(sum(batches, []))
-    (2, [0, 1, 3, 4])
+    >>> len(batches), len({*sum(batches, [])})
+    (2, 4)
     """
 
     def __init__(self, count: int, size: int, make: Callable[[Tensor, torch.Generator], Any], *, seed: int) -> None:
@@ -219,8 +219,9 @@ def _parts(labels: Tensor, hold_out: int) -> tuple[Tensor, Tensor | None]:
 def _subset(labels: Tensor, share: float, seed: int) -> Tensor:
     """Choose a share of the examples, the same share of every class (at least one each).
 
-    >>> _subset(torch.tensor([0, 0, 0, 0, 1, 1]), 0.5, seed=0).tolist()
-    [0, 1, 4]
+    >>> labels = torch.tensor([0, 0, 0, 0, 1, 1])
+    >>> labels[_subset(labels, 0.5, seed=0)].tolist()
+    [0, 0, 1]
     """
     if not 0 < share <= 1:
         raise ConfigError(f"share={share} of the data was asked for.", "It is not in (0, 1].", "give 1.0 for all of it.")

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from segue.errors import MissingExtraError
-from segue.lab.palette import Look, looks
+from segue.lab.report.palette import Look, looks
+from segue.lab.report.summary import Group, Method, Summary, summarize
+from segue.lab.report.tables import MARKS
+from segue.lab.report.wording import counted, shortened, significant
 from segue.lab.results import Result
-from segue.lab.summary import Group, Method, Summary, summarize
-from segue.lab.tables import MARKS
-from segue.lab.wording import counted, shortened, significant
 
 if TYPE_CHECKING:
-    from segue.lab.curves import Curve, Line
+    from segue.lab.report.curves import Curve, Line
 
 WIDTH = 3.3  # inches: a column of a two-column paper
 LEFT, RIGHT, BOTTOM, TOP, GAP = 0.52, 0.08, 0.38, 0.06, 0.3

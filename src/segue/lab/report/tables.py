@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from segue.lab import findings
-from segue.lab.intervals import Estimate
-from segue.lab.wording import NOTHING, Scale, counted, duration, flops, memory, p_value, significant
+from segue.lab.report import findings
+from segue.lab.report.intervals import Estimate
+from segue.lab.report.wording import NOTHING, Scale, counted, duration, flops, memory, p_value, significant
 
 if TYPE_CHECKING:
-    from segue.lab.summary import Comparison, Group, Held, Method, Summary
+    from segue.lab.report.summary import Comparison, Group, Held, Method, Summary
 
 
 @dataclass(frozen=True)

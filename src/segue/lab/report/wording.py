@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from segue.lab.intervals import Difference, Estimate
+from segue.lab.report.intervals import Difference, Estimate
 
 NOTHING = "\u2013"  # a dash
 LONGEST = 60  # letters of a label inside a sentence

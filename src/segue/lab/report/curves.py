@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from segue.lab.intervals import Estimate, estimate
+from segue.lab.report.intervals import Estimate, estimate
 from segue.lab.results import Point, Result
 
 BY_SITE = ("cosine", "relative_error", "gradient_norm", "drift_blend", "drift_students")

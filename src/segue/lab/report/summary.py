@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
-from segue.lab import findings, tables
-from segue.lab.curves import Line, early_mean, finite, gather, last, mean, profile, whole_looks
-from segue.lab.intervals import Difference, Estimate, estimate, holm, paired_difference
-from segue.lab.palette import in_order
+from segue.lab.report import findings, tables
+from segue.lab.report.curves import Line, early_mean, finite, gather, last, mean, profile, whole_looks
+from segue.lab.report.intervals import Difference, Estimate, estimate, holm, paired_difference
+from segue.lab.report.palette import in_order
+from segue.lab.report.wording import Scale, counted, listed, scale_of
 from segue.lab.results import Result
-from segue.lab.wording import Scale, counted, listed, scale_of
 
 SHARES = (0.90, 0.95, 0.99)  # of the teacher's score, to be held by the students alone
 ROUNDING = 1e-9  # 0.9 * 0.8 is a little more than 0.72

@@ -11,12 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from segue.lab import figures
-from segue.lab.report_data import page_data
+from segue.lab.report import figures
+from segue.lab.report.page_data import page_data
+from segue.lab.report.summary import csv, markdown, summarize
 from segue.lab.results import read_all
-from segue.lab.summary import csv, markdown, summarize
 
-SCRIPTS = ("report_chart.js", "report_page.js")
+SCRIPTS = ("chart.js", "page.js")
 
 
 def build(folder: Path, *, title: str | None = None) -> Path:
@@ -35,7 +35,7 @@ def build(folder: Path, *, title: str | None = None) -> Path:
 
 def page(data: dict[str, Any]) -> str:
     """Fill the page: style, scripts and data inside, nothing fetched, nothing of the runs read as HTML."""
-    style = _shipped("report_page.css")
+    style = _shipped("page.css")
     scripts = [_shipped(name) for name in SCRIPTS]
     allowed = " ".join(_digest(text) for text in scripts)
     policy = f"default-src 'none'; style-src {_digest(style)}; script-src {allowed}; base-uri 'none'; form-action 'none'"
@@ -46,7 +46,7 @@ def page(data: dict[str, Any]) -> str:
         "DATA": in_script(data),
         "SCRIPTS": "\n".join(f"<script>{text}</script>" for text in scripts),
     }
-    pieces = _shipped("report_page.html").split("@@")  # text, name, text, name, ... text: no part can hold another's mark
+    pieces = _shipped("page.html").split("@@")  # text, name, text, name, ... text: no part can hold another's mark
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
@@ -57,7 +57,7 @@ def in_script(data: Any) -> str:
 
 
 def _shipped(name: str) -> str:
-    return files("segue.lab").joinpath(name).read_text(encoding="utf-8")
+    return files("segue.lab.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

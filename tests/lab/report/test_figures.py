@@ -13,10 +13,10 @@ import pytest
 from saved_runs import LABELS, grid, run
 
 from segue.errors import MissingExtraError
-from segue.lab import figures
-from segue.lab.palette import OWN, in_order, looks
+from segue.lab.report import figures
+from segue.lab.report.palette import OWN, in_order, looks
+from segue.lab.report.summary import summarize
 from segue.lab.results import Point, Result
-from segue.lab.summary import summarize
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib (pip install segue[lab])")
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 import pytest
 from saved_runs import LABELS, grid, run, scored
 
-from segue.lab import findings, summary, tables
-from segue.lab.curves import early_mean, gather
-from segue.lab.intervals import estimate, holm, paired_difference, t_quantile, t_tails
+from segue.lab.report import findings, summary, tables
+from segue.lab.report.curves import early_mean, gather
+from segue.lab.report.intervals import estimate, holm, paired_difference, t_quantile, t_tails
+from segue.lab.report.summary import area, held_from, summarize
+from segue.lab.report.wording import NOTHING
 from segue.lab.results import Point, Result
-from segue.lab.summary import area, held_from, summarize
-from segue.lab.wording import NOTHING
 
 
 def changed(result: Result, **train: object) -> Result:
@@ -362,5 +362,5 @@ def test_scores_that_are_no_shares_are_written_as_they_are():
 
 
 def test_statistics_need_torch_alone():
-    code = "import sys; sys.modules.update(matplotlib=None, numpy=None, scipy=None); import segue.lab.summary"
+    code = "import sys; sys.modules.update(matplotlib=None, numpy=None, scipy=None); import segue.lab.report.summary"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from segue.lab.curves import finite
-from segue.lab.wording import LONGEST, Scale, counted, duration, flops, listed, p_value, shortened, significant
+from segue.lab.report.curves import finite
+from segue.lab.report.wording import LONGEST, Scale, counted, duration, flops, listed, p_value, shortened, significant
 
 if TYPE_CHECKING:
-    from segue.lab.intervals import Estimate
+    from segue.lab.report.intervals import Estimate
+    from segue.lab.report.summary import Comparison, Group, Measure, Method, Summary
     from segue.lab.results import Result
-    from segue.lab.summary import Comparison, Group, Measure, Method, Summary
 
 ALPHA = 0.05
 MEASURE_NAMES: dict[Measure, str] = {"final": "final {score}", "area": "mean {score} over the run"}

@@ -15,9 +15,10 @@ import pytest
 from saved_runs import LABELS, grid, run, save
 
 from segue.errors import MissingExtraError, ResultError
-from segue.lab import figures, report
-from segue.lab.report_data import page_data
-from segue.lab.summary import summarize
+from segue.lab.report import figures
+from segue.lab.report import page as report
+from segue.lab.report.page_data import page_data
+from segue.lab.report.summary import summarize
 
 pytest.importorskip("matplotlib", reason="the report draws with matplotlib (pip install segue[lab])")
 

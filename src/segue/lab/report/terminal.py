@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from segue.lab.findings import overview
-from segue.lab.summary import Summary
-from segue.lab.tables import columns
+from segue.lab.report.findings import overview
+from segue.lab.report.summary import Summary
+from segue.lab.report.tables import columns
 
 SHOWN = ("final", "area", "epochs_1", "step_flops")  # the report has the others
 

@@ -1,0 +1,61 @@
+"""The random states of a process: Python's, torch's and, where it is loaded, numpy's."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+def states() -> dict[str, Any]:
+    """Return all states as plain data and tensors."""
+    version, words, gauss = random.getstate()
+    found: dict[str, Any] = {"python": [version, list(words), gauss], "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        found["cuda"] = torch.cuda.get_rng_state_all()
+    if numpy := sys.modules.get("numpy"):
+        name, keys, position, has_gauss, cached = numpy.random.get_state()
+        found["numpy"] = [name, keys.tolist(), position, has_gauss, cached]
+    return found
+
+
+def restore(found: dict[str, Any]) -> None:
+    """Put states back."""
+    version, words, gauss = found["python"]
+    random.setstate((version, tuple(words), gauss))
+    torch.set_rng_state(found["torch"])
+    if "cuda" in found and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(found["cuda"])
+    if "numpy" in found and (numpy := sys.modules.get("numpy")):
+        name, keys, *rest = found["numpy"]
+        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
+
+
+def seed_all(*numbers: int) -> None:
+    """Make all states depend on these numbers alone.
+
+    >>> seed_all(1, 2)
+    >>> first = random.random()
+    >>> seed_all(1, 2)
+    >>> random.random() == first
+    True
+    """
+    mixed = numbers[0] if len(numbers) == 1 else hash(numbers) & 0x7FFFFFFF  # of numbers, so the same in every process
+    random.seed(mixed)
+    torch.manual_seed(mixed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(mixed & 0xFFFFFFFF)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Let a block draw as it likes, and go on afterwards as if it had not."""
+    before = states()
+    try:
+        yield
+    finally:
+        restore(before)
