@@ -28,7 +28,7 @@ def left_by_one(tmp_path_factory):
         for name in ("dcr_dfg", "no plan"):
             place = folder / f"left by one for {engine}, {name}"
             with pytest.raises(RuntimeError, match="the power failed"):
-                fit("one", PLANS[name], folder=place, steps=STEPS, checkpoint_every=2, loss=Stopping("error", 5))
+                fit("one", PLANS[name], folder=place, steps=STEPS, loss=Stopping("error", 4))
     return folder
 
 
@@ -118,7 +118,7 @@ def test_a_signal_to_one_process_stops_both_after_the_same_step_with_a_checkpoin
     assert other["SIGTERM 3"] == hit["SIGTERM 3"] == ("SystemExit 143", 4)
     assert hit["SIGINT 2"] == ("KeyboardInterrupt", 3)
     assert other["SIGINT 2"] == ("SystemExit 143", 3)
-    assert other["SIGTERM 7"] == hit["SIGTERM 7"] == ("SystemExit 143", 8)  # the last step
+    assert other["SIGTERM 5"] == hit["SIGTERM 5"] == ("SystemExit 143", 6)  # the last step
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -150,4 +150,4 @@ def test_trackers_end_without_parting_the_processes(engine, ranks, left_by_one):
 def test_a_checkpoint_of_two_processes_is_one_that_the_public_functions_read(ranks, left_by_one):
     (left, _) = of_job(ranks, "leave_at fsdp2")
     handover = segue.load_(Net(depth=DEPTH).train(), f"{left['dcr_dfg']}/checkpoints")
-    assert 4 <= handover.steps_done <= STEPS
+    assert 3 <= handover.steps_done <= STEPS

@@ -1,104 +1,57 @@
-"""The demo and the data under it."""
+"""The demo, from its command to its report."""
 
 from __future__ import annotations
 
+import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-from segue.lab.data import Split, digits
+from rich.console import Console
 
-from segue.errors import MissingExtraError
-from segue.lab import demo
+from segue.lab import demo, results, variants
 
 
-def test_the_demo_runs_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "demo"
-    assert demo.main(["--out", str(out), "--steps", "10", "--teacher-steps", "20", "--seed", "1"]) == 0
-
-    metrics = json.loads((out / "metrics.json").read_text())
-    points = metrics["points"]
-    assert [point["step"] for point in points] == list(range(11))
-    assert points[0]["alpha"] == 1.0
-    assert points[0]["blend"] == metrics["teacher_accuracy"]
-    assert points[0]["students"] == metrics["swap_accuracy"]
-    assert points[-1]["alpha"] == 0.0
-    assert points[-1]["blend"] == points[-1]["students"]
-    assert all(-1 <= cosine <= 1 for point in points for cosine in point["cosine"].values())
-    assert set(points[0]["cosine"]) == {f"blocks.{i}.attn" for i in range(6)}
-    assert (out / "handover.png").read_bytes().startswith(b"\x89PNG")
-
-    printed = capsys.readouterr().out
-    for text in ("| teacher |", "| plain swap, no training |", "| students alone at 100% |", "| interface cosine |", "ok  "):
-        assert text in printed
-    assert str(out / "handover.png") in printed
-    assert str(out / "metrics.json") in printed
-    assert "\r" not in printed  # not a terminal: whole lines only
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, int]:
+    """Run the demo once, with few steps, two runs at a time."""
+    out = tmp_path_factory.mktemp("runs") / "demo"
+    console = Console(record=True, width=100, file=io.StringIO())
+    code = demo.show(out, console, options={"steps": 3, "teacher_steps": 4}, workers=2)
+    return out, console.export_text(), code
 
 
-def test_two_runs_with_one_seed_are_equal(tmp_path: Path):
-    runs = []
-    for name in ("a", "b"):
-        demo.main(["--out", str(tmp_path / name), "--steps", "2", "--teacher-steps", "2"])
-        runs.append(json.loads((tmp_path / name / "metrics.json").read_text())["points"])
-    assert runs[0] == runs[1]
+def test_it_compares_the_seven_methods_of_the_paper_with_one_seed(shown):
+    out, _, code = shown
+    found = results.read_all(out)
+    assert code == 0
+    assert {run.run_info.method for run in found} == {variant.name for variant in variants.PAPER}
+    assert {run.run_info.seed for run in found} == {0}
+    assert len({json.dumps(run.train_info.teacher) for run in found}) == 1, "one teacher for all"
 
 
-def test_a_terminal_gets_one_line_that_renews_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    say = demo.Progress("teacher", 20)
-    for step in range(1, 21):
-        say(step, "loss 1.0")
-    printed = capsys.readouterr().out
-    assert printed.count("\r") == 20
-    assert printed.endswith("\rteacher [##########] 100%  loss 1.0\n")
-    assert printed.count("\n") == 1
+def test_it_ends_with_a_table_and_the_path_of_the_report(shown):
+    out, printed, _ = shown
+    for variant in variants.PAPER:
+        assert variant.label in printed
+    assert str(out / "report.html") in printed
+    assert "nothing can be said about significance" in printed
+    assert "Swapped without training" in printed
+    assert (out / "report.html").stat().st_size > 50_000
+    for name in ("cosine", "accuracy", "schedules", "gradient_norm", "drift"):
+        assert (out / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (out / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_it_looks_often_while_the_teacher_leaves():
-    looks = sorted(demo._when_to_look(800))
-    assert looks[:3] == [0, 10, 20]
-    assert looks[-3:] == [743, 771, 800]
-    assert {200, 400, 600} < set(looks)
-    assert demo._when_to_look(1) == {0, 1}
+def test_a_second_call_finds_everything_done(shown, capsys):
+    out, _, _ = shown
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
+    assert demo.show(out, Console(quiet=True), options={"steps": 3, "teacher_steps": 4}, workers=2) == 0
+    assert {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")} == before
+    assert "7 finished before, 0 to do" in capsys.readouterr().err
 
 
-def test_digits_are_standardised_and_split_without_overlap():
-    data = digits()
-    assert (len(data.train), len(data.validation)) == (1297, 500)
-    assert data.train.images.dtype == torch.float32
-    torch.testing.assert_close(data.train.images.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
-    torch.testing.assert_close(data.train.images.std(), torch.tensor(1.0))
-    assert torch.equal(data.train.images, digits().train.images)
-    assert not torch.equal(data.train.images, digits(seed=1).train.images)
-    assert data.train.labels.bincount().min() > 100
-
-
-def test_batches_cover_an_epoch_and_go_on():
-    split = Split(torch.arange(10.0).view(10, 1), torch.arange(10))
-    batches = split.batches(3)
-    seen = torch.cat([next(batches)[1] for _ in range(3)])
-    assert len(seen.unique()) == 9
-    assert len(next(batches)[1]) == 3
-    assert len(next(split.batches(64))[1]) == 10
-
-
-def test_missing_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingExtraError) as caught:
-        digits()
-    assert str(caught.value) == (
-        "the digits were to be loaded.\n  They lie inside scikit-learn, which is not installed.\n  Hint: pip install segue[lab]"
-    )
-
-
-def test_missing_matplotlib_is_named_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setattr(demo, "train_teacher", lambda *_: pytest.fail("the teacher was trained first"))
-    with pytest.raises(MissingExtraError) as caught:
-        demo.main(["--out", str(tmp_path)])
-    assert str(caught.value) == (
-        "the demo was to draw a picture.\n  matplotlib is not installed.\n  Hint: pip install segue[lab]"
-    )
+def test_all_methods_begin_with_the_same_students_and_the_same_swap(shown):
+    out, _, _ = shown
+    swaps = {json.dumps(run.train_info.points[0].students) for run in results.read_all(out)}
+    assert len(swaps) == 1

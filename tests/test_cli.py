@@ -1,0 +1,187 @@
+"""The `segue` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import segue
+from segue import commands
+from segue.errors import ConfigError, SegueError, SiteError
+
+runner = CliRunner()
+TINY = ["--option", "steps=4", "--option", "teacher_steps=4", "--option", "depth=2"]
+
+EXPERIMENT = """
+from segue.lab import scales, variants
+
+
+def runs(seeds=1, lr=3e-3):
+    scale = scales.demo(steps=3, teacher_steps=4, depth=2)
+    return [scale.run(variant, seed=seed) for seed in range(seeds) for variant in variants.find(["student_only", "dcr"])]
+"""
+
+
+def call(*arguments: str) -> str:
+    """Call a command in this process and return what it printed."""
+    result = runner.invoke(commands.app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Call the command as a shell does."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+    process = [sys.executable, "-m", "segue", *arguments]
+    return subprocess.run(process, capture_output=True, text=True, env=environment, cwd=cwd)
+
+
+def test_help_lists_every_command_and_each_has_its_own():
+    listed = call("--help")
+    for name in ("demo", "sites", "methods", "run", "grid", "report", "resume"):
+        assert f" {name} " in listed
+        assert "Usage" in call(name, "--help")
+
+
+def test_the_version():
+    assert call("--version").strip() == segue.__version__
+
+
+def test_sites_without_a_pattern_shows_what_repeats():
+    shown = call("sites", "demo")
+    assert "blocks.*.attn" in shown
+    assert "56,448" in shown
+
+
+def test_sites_shows_names_shapes_and_parameter_counts():
+    shown = call("sites", "demo", "blocks.*.attn")
+    assert "6 sites match" in shown
+    assert "blocks.5.attn" in shown
+    assert "qkv.weight" in shown
+    assert "9,408" in shown
+    assert "56,448 of" in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "pattern"),
+    [("timm:vit_tiny_patch16_224", "blocks.*.attn"), ("torchvision:vit_b_16", "encoder.layers.*.self_attention")],
+)
+def test_sites_of_other_libraries_without_their_weights(model, pattern):
+    assert "12 sites match" in call("sites", model, pattern)
+
+
+def test_sites_of_a_hugging_face_folder(tmp_path):
+    config = {"model_type": "bert", "num_hidden_layers": 3, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "3 sites match" in call("sites", str(tmp_path), "encoder.layer.*.attention.self")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        (("sites", "demo", "blocks.*.atn"), SiteError, "Nearest names: blocks.0.attn"),
+        (("sites", "timm:vit_tiny_patch16_22"), ConfigError, "Nearest names: vit_tiny_patch16_224"),
+        (("sites", "torchvision:vit_b_17"), ConfigError, "Nearest names: vit_b_16"),
+        (("sites", "no/such/folder"), ConfigError, "write timm:NAME, hf:FOLDER_OR_ID"),
+        (("sites", "hf:no_such_folder_here"), ConfigError, "give a folder with config.json"),
+        (("run", "--method", "dcr_dgf"), ConfigError, "Nearest names: dcr_dfg"),
+        (("run", "--method", "paper"), ConfigError, "one method"),
+        (("run", "--set", "recipe.lrr=1"), ConfigError, "Nearest names: lr"),
+        (("run", "--set", "recipe"), ConfigError, "not of the form name=value"),
+        (("run", "--option", "stepz=3"), ConfigError, "Nearest names: steps"),
+        (("run", "--scale", "small"), ConfigError, "It needs the option 'folder'"),
+        (("grid", "experiments/smal"), ConfigError, "an experiment is a folder with a runs.py"),
+        (("report", "runs/no_such_thing"), ConfigError, "a report on runs/no_such_thing"),
+        (("resume", "runs/no_such_thing"), ConfigError, "No config.json or grid.json"),
+    ],
+)
+def test_a_mistake_gets_one_clear_message(arguments, kind, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind) as caught:
+        runner.invoke(commands.app, [*arguments], catch_exceptions=False)
+    assert text in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 3
+    assert list(tmp_path.iterdir()) == [], "nothing was written"
+
+
+def test_methods_lists_all_of_them():
+    shown = call("methods")
+    for name in ("student_only", "distillation", "theseus_constant_0.7", "dcr_dfg_hold", "dcr_all"):
+        assert name in shown
+
+
+def test_run_then_resume_then_the_result_is_there(tmp_path):
+    printed = call("run", "--method", "dcr", "--out", str(tmp_path), *TINY, "--set", "recipe.lr=1e-3", "--set", "looks=2")
+    folder = tmp_path / "dcr-seed0"
+    assert "students alone: accuracy" in printed
+    result = json.loads((folder / "result.json").read_text())
+    assert result["run_info"]["config"]["recipe"]["lr"] == 1e-3
+    assert [point["step"] for point in result["train_info"]["points"]] == [0, 2, 4]
+    assert (folder / "model" / "latest").exists()
+    assert not (folder / "checkpoints").exists()
+    assert "students alone" in call("resume", str(folder))
+
+
+def test_a_grid_its_failure_its_report_and_its_resume(tmp_path):
+    place = tmp_path / "experiments" / "mine"
+    place.mkdir(parents=True)
+    (place / "runs.py").write_text(EXPERIMENT)
+    done = command("grid", "mine", "--workers", "2", "--option", "seeds=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "All runs are finished" in done.stdout
+    assert sorted(path.parent.name for path in tmp_path.glob("runs/mine/*/result.json")) == ["dcr-seed0", "student_only-seed0"]
+
+    again = command("resume", "runs/mine", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "2 finished before, 0 to do" in again.stderr
+
+    reported = command("report", "runs/mine", "--title", "Mine", cwd=tmp_path)
+    assert reported.returncode == 0, reported.stderr
+    assert "report.html" in reported.stdout
+    assert "<title>Mine</title>" in (tmp_path / "runs/mine/report.html").read_text()
+
+    (place / "runs.py").write_text(EXPERIMENT.replace("depth=2)", "depth=2, share=2.0)"))
+    failed = command("grid", "mine", "--out", "runs/other", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert "2 runs failed" in failed.stdout
+    assert "It is not in (0, 1]" in failed.stdout
+
+
+def test_exit_codes_and_the_three_lines_in_a_shell(tmp_path):
+    wrong = command("run", "--method", "dcr_dgf", cwd=tmp_path)
+    assert wrong.returncode == 1
+    assert wrong.stderr.splitlines()[0] == "ConfigError: the method 'dcr_dgf' was asked for."
+    assert "Traceback" not in wrong.stderr
+    assert command("no_such_command", cwd=tmp_path).returncode == 2
+
+
+WITHOUT_TYPER = """
+import sys
+sys.modules["typer"] = None
+from segue.cli import main
+main()
+"""
+
+
+def test_without_typer_there_is_one_sentence():
+    process = subprocess.run([sys.executable, "-c", WITHOUT_TYPER], capture_output=True, text=True)
+    assert process.returncode == 1
+    assert process.stderr.strip() == "The segue command needs typer, which is not installed: pip install 'segue[lab]'"
+
+
+def test_completion_can_be_shown():
+    environment = {**os.environ, "_SEGUE_COMPLETE": "complete_bash", "COMP_WORDS": "segue me", "COMP_CWORD": "1"}
+    process = [sys.executable, "-c", "from segue.cli import main; main()"]
+    shown = subprocess.run(process, capture_output=True, text=True, env=environment)
+    assert shown.stdout.split() == ["methods"]
+
+
+def test_every_error_of_a_command_is_one_of_ours():
+    assert issubclass(ConfigError, SegueError)
+    assert issubclass(ConfigError, ValueError)
