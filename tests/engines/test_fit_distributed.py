@@ -61,8 +61,7 @@ def assert_close(found, wanted, where=""):
         for index, pair in enumerate(zip(found, wanted, strict=True)):
             assert_close(*pair, f"{where}/{index}")
     elif isinstance(wanted, float):
-        ratio_of_parts = "relative_error" in where  # the mean over the processes, not the ratio of the sums
-        assert found == pytest.approx(wanted, rel=0.05 if ratio_of_parts else 1e-5, abs=2e-7), where
+        assert found == pytest.approx(wanted, rel=1e-5, abs=2e-7), where
     else:
         assert found == wanted, where
 
