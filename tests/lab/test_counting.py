@@ -54,7 +54,7 @@ PLANS = {
     "a hold, then guidance": segue.methods.dcr_dfg(
         sites=SITES, schedule=segue.schedules.Hold(fraction=0.3, then=segue.schedules.aggr20())
     ),
-    "one site after the other": segue.methods.dcr_dfg(sites=SITES, schedule=segue.schedules.Staggered(LINEAR)),
+    "one site after the other": segue.methods.dcr_dfg(sites=SITES, schedule=segue.schedules.Staggered(then=LINEAR)),
     "everything trains": segue.methods.dcr_dfg(sites=SITES, train="all"),
     "everything trains, distilled": segue.methods.distillation(sites=SITES, train="all"),
     "a gradient through the teacher": segue.methods.dcr(sites=SITES, teacher_gradient=True),

@@ -77,7 +77,8 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
     result = Result(run_info=_run_info(config, folder), train_info=train_info, meta_info=_meta_info(begun, processes.world))
     if keep_model:
         plain, _ = teacher_model(config.teacher, folder.parent.parent / "teachers", whole)  # `model` may be sharded
-        handover: Handover = checkpoint.load_(plain, folder / "checkpoints")
+        own = {part: getattr(config.plan, part) for part in ("student", "gate", "schedule", "guidance", "distill")}
+        handover: Handover = checkpoint.load_(plain, folder / "checkpoints", **own)  # a lambda cannot be saved by name
         checkpoint.save(handover.finalize_(force=True), folder / "model")
     if processes.rank == 0:
         results.write(result, folder)
