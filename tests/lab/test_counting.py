@@ -12,39 +12,35 @@ from segue.evaluation import Classification
 from segue.lab.counting import StepFlops, flops
 from segue.recipe import Recipe
 
-TOTAL = 20  # aggr20 takes over at step 4
+TOTAL = 10  # aggr20 takes over at step 2, halo at 3, lolcats at 5
+CHOSEN = (0, 1, 3, 6)
 LINEAR = segue.schedules.Linear(start=0.9)
 
 
 class Metered(CountedBatches):
     """Batches that count the operations from one batch to the next, which is a whole step of the loop."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: list[int] = []
-        self.counter: FlopCounterMode | None = None
-
-    def close(self) -> None:
-        if self.counter is not None:
-            self.counter.__exit__(None, None, None)
-            self.steps.append(int(self.counter.get_total_flops()))
-            self.counter = None
+    def __init__(self, steps) -> None:
+        super().__init__(count=TOTAL)
+        self.steps = steps
+        self.found: dict[int, int] = {}
 
     def __iter__(self):
-        for batch in self.batches:
-            self.close()
-            self.counter = FlopCounterMode(display=False)
-            self.counter.__enter__()
-            yield batch
+        for step, batch in enumerate(self.batches):
+            if step not in self.steps:
+                yield batch
+                continue
+            with FlopCounterMode(display=False) as counter:
+                yield batch
+            self.found[step] = int(counter.get_total_flops())
 
 
-def measured(plan, recipe):
-    """Train for real and return what every step cost."""
-    batches = Metered()
+def measured(plan, steps):
+    """Train for real and return what these steps cost."""
+    batches = Metered(steps)
     with sdpa_kernel(SDPBackend.MATH):  # the CPU's fused attention is not counted
-        segue.fit(Net(), plan, batches, Classification(), recipe=recipe, progress=None)
-        batches.close()
-    return batches.steps
+        segue.fit(Net(), plan, batches, Classification(), recipe=Recipe(steps=TOTAL), progress=None)
+    return batches.found
 
 
 PLANS = {
@@ -58,7 +54,6 @@ PLANS = {
     "everything trains": segue.methods.dcr_dfg(sites=SITES, train="all"),
     "everything trains, distilled": segue.methods.distillation(sites=SITES, train="all"),
     "a gradient through the teacher": segue.methods.dcr(sites=SITES, teacher_gradient=True),
-    "released": segue.methods.dcr_dfg(sites=SITES, release=True),
 }
 
 
@@ -68,8 +63,8 @@ def test_every_step_costs_what_was_counted_beforehand(name):
     model = Net()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     count = StepFlops(model, plan, TOTAL, CountedBatches().batches[0], Classification())
-    counted = [count(step) for step in range(TOTAL)]
-    assert counted == measured(plan, Recipe(steps=TOTAL))
+    steps = range(TOTAL - 1) if "theseus" in name else CHOSEN
+    assert {step: count(step) for step in steps} == measured(plan, steps)
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
     assert not any(type(module).__name__ == "Seam" for module in model.modules())
 

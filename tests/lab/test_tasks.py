@@ -182,16 +182,15 @@ def test_all_methods_of_a_seed_see_the_same_batches_in_the_same_order():
 
         plan = segue.methods.ALL[method](sites=task.sites, seed=seed)
         segue.fit(
-            loaded.build(0), plan, loaded.train(16, seed), loss, recipe=Recipe(steps=6, seed=seed), progress=None, looks=6
+            loaded.build(0), plan, loaded.train(16, seed), loss, recipe=Recipe(steps=5, seed=seed), progress=None, looks=2
         )
         return batches
 
-    for seed in (0, 1):
-        first, *others = [seen(method, seed) for method in segue.methods.ALL]
-        assert len(first) == 6
-        for other in others:
-            assert all(torch.equal(a, b) for one, two in zip(first, other, strict=True) for a, b in zip(one, two, strict=True))
-    assert not torch.equal(seen("dcr", 0)[0][0], seen("dcr", 1)[0][0])
+    first, *others = [seen(method, 0) for method in segue.methods.ALL]
+    assert len(first) == 5
+    for other in others:
+        assert all(torch.equal(a, b) for one, two in zip(first, other, strict=True) for a, b in zip(one, two, strict=True))
+    assert not torch.equal(seen("dcr", 1)[0][0], first[0][0])
 
 
 # Sentences

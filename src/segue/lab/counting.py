@@ -62,7 +62,7 @@ class StepFlops:
         kind = self._kind(step)
         if kind not in self._known:
             if self._first and step > 0:
-                self._count(0)  # the first forward compares the two sides, which no later one does
+                self(0)  # the first forward compares the two sides, which no later one does
             self._known[kind] = self._count(step)
         return self._known[kind]
 
