@@ -80,7 +80,7 @@ OTHER = {  # another valid value where half, twice or not would make no sense
     "schedule": segue.schedules.Linear(),
     "guidance": None,
     "distill": segue.losses.LogitDistillation(),
-    "plan": segue.methods.dcr(sites="blocks.*.attn"),
+    "plan": segue.methods.fitnets(sites="blocks.*.attn"),
     "stages": (Stage(recipe=Recipe(steps=2)),),
     "betas": (0.9, 0.99),
     "size": 16,

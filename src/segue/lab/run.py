@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timezone
 from functools import partial
 from importlib import metadata
@@ -51,7 +52,8 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
     loaded = config.task.load(share=config.share, seed=config.seed)
     whole = config.teacher.task.load() if config.share < 1 or config.teacher.task != config.task else loaded
     model, teacher = teacher_model(config.teacher, folder.parent.parent / "teachers", whole)
-    evaluate = partial(Evaluation, scores=config.task.loss.scores, processes=processes, autocast=torch.no_grad)
+    autocast = partial(_autocast, processes.device, config.recipe.precision)
+    evaluate = partial(Evaluation, scores=config.task.loss.scores, processes=processes, autocast=autocast)
     model.to(processes.device)
     teacher_look = evaluate(loaded.look)(model)
     teacher_final = teacher["scores"] if config.teacher.task == config.task else evaluate(loaded.final)(model)
@@ -147,6 +149,13 @@ def _replace(
         progress=config.name,
     )
     return fitted, step_flops, [0, *accumulate(per_step)]
+
+
+def _autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Compute as the training does, so that its numbers and ours can be compared."""
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def _point(point: dict[str, Any], flops: list[int]) -> Point:

@@ -98,7 +98,15 @@ def paper(*, folder: str | Path | None = None, download: bool = False, precision
         if folder is None
         else Torchvision(name="CIFAR100", folder=str(folder), download=download)
     )
-    task = ImageTask(source=source, model=Timm(name="vit_small_patch16_224"), size=224, augment=CropFlip(pad=28), look=10_000)
+    task = ImageTask(
+        source=source,
+        model=Timm(name="vit_small_patch16_224"),
+        size=224,
+        mean=(0.5, 0.5, 0.5),  # as these weights were trained
+        std=(0.5, 0.5, 0.5),
+        augment=CropFlip(pad=28),  # CIFAR's usual 4 of 32 pixels, at 224
+        look=10_000,
+    )
     shared: dict[str, Any] = {"precision": precision}
     head = Recipe(epochs=6, lr=1e-3, final_lr=1e-6, warmup=2 / 6, **shared)
     everything = Recipe(epochs=6, lr=1e-4, **shared)

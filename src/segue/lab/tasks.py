@@ -101,6 +101,8 @@ class ImageTask:
     source: Callable[[], Dataset]
     model: SmallViT | Timm
     size: int | None = None  # resize to so many pixels
+    mean: tuple[float, ...] | None = None  # of each channel, as a pretrained model expects; the data's own if not given
+    std: tuple[float, ...] | None = None
     augment: Callable[[Tensor, torch.Generator], Tensor] = field(default_factory=NoAugmentation)
     label_smoothing: float = 0.1
     look: int = 2000  # so many held-out examples at every look; all of them at the end
@@ -123,20 +125,21 @@ class ImageTask:
     def load(self, *, share: float = 1.0, seed: int = 0) -> Loaded:
         """Load the data, with this share of the training part."""
         data = self.source()
+        scale = (self.mean or data.mean, self.std or data.std, self.size)
         train, held = _parts(data.train.labels, self.hold_out)
         judge = data.test if held is None else None
         images, labels = data.train.inputs, data.train.labels
         kept = train[_subset(labels[train], share, seed)]
 
         def batch(chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-            pixels = normalise(images[kept[chosen]], data.mean, data.std, self.size)
+            pixels = normalise(images[kept[chosen]], *scale)
             return self.augment(pixels, generator), labels[kept[chosen]]
 
         def judged(chosen: Tensor) -> tuple[Tensor, Tensor]:
             if judge is not None:
-                return normalise(judge.inputs[chosen], data.mean, data.std, self.size), judge.labels[chosen]
+                return normalise(judge.inputs[chosen], *scale), judge.labels[chosen]
             assert held is not None
-            return normalise(images[held[chosen]], data.mean, data.std, self.size), labels[held[chosen]]
+            return normalise(images[held[chosen]], *scale), labels[held[chosen]]
 
         count = len(judge) if judge is not None else self.hold_out
         size = 500 if (self.size or images.shape[-1]) <= 64 else 128

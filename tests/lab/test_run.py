@@ -1,0 +1,232 @@
+"""One run: its result is complete, true, and the same after an interruption."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import pytest
+import tiny_runs
+import torch
+from tiny_runs import TASK, TEACHER, config
+from torch.nn import functional as F
+
+import segue
+from segue.errors import ConfigError
+from segue.lab import results
+from segue.lab.config import config_hash, from_dict, to_dict
+from segue.lab.counting import StepFlops
+from segue.lab.run import commit, is_finished, run, run_alone
+from segue.lab.teachers import teacher_model
+from segue.recipe import Recipe
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder of runs that share a teacher."""
+    return tmp_path_factory.mktemp("lab") / "tiny"
+
+
+@pytest.fixture(scope="module")
+def finished(place):
+    return {name: run(config(name), place / name) for name in ("dcr_dfg", "theseus", "halo")}
+
+
+def numbers(result):
+    """Return all of a result but what differs from one process to the next."""
+    data = dataclasses.asdict(result)
+    data.pop("meta_info")
+    for name in ("seconds", "peak_memory"):
+        data["train_info"].pop(name)
+    for point in data["train_info"]["points"]:
+        point.pop("seconds")
+    data["run_info"].pop("name")
+    return data
+
+
+def teacher_of(place):
+    return teacher_model(TEACHER, place.parent / "teachers", TASK.load())[0].eval()
+
+
+def scored(model, batches):
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    with torch.no_grad():
+        logits = model(x)
+    return pytest.approx(
+        {"accuracy": (logits.argmax(-1) == y).double().mean().item(), "loss": F.cross_entropy(logits, y).item()}, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["dcr_dfg", "theseus", "halo"])
+def test_a_result_is_complete_and_reads_as_it_was_written(name, finished, place):
+    result, path = finished[name], place / name / "result.json"
+    assert numbers(results.read(path)) == numbers(result)
+    written = json.loads(path.read_text())
+    assert list(written) == ["format", "run_info", "train_info", "meta_info"]
+    for kind, part in ((results.RunInfo, "run_info"), (results.TrainInfo, "train_info")):
+        assert set(written[part]) == {field.name for field in dataclasses.fields(kind)}
+    for point in written["train_info"]["points"]:
+        assert set(point) == {field.name for field in dataclasses.fields(results.Point)}
+    info = result.run_info
+    assert (info.experiment, info.method, info.group, info.seed) == ("tiny", name, "all", 0)
+    assert from_dict(info.config) == config(name)
+    assert info.config_hash == config_hash(config(name))
+    assert set(result.meta_info) == {"versions", "hardware", "commit", "begun", "finished"}
+    assert {"segue", "python", "torch", "accelerate"} <= set(result.meta_info["versions"])
+    assert result.meta_info["hardware"]["processes"] == 1
+    train = result.train_info
+    assert train.sites == ["blocks.0.attn", "blocks.1.attn"]
+    assert [point.step for point in train.points] == [0, 2, 5, 8, 10]
+    assert train.steps_per_epoch == (1297 // 10) // 16
+    for point in train.points:
+        assert set(point.blend) == set(point.students) == {"accuracy", "loss"}
+        for measured in (point.cosine, point.relative_error, point.drift_blend, point.drift_students):
+            assert list(measured) == train.sites
+        assert list(point.gradient_norm) == ([] if point.step == 0 else train.sites)
+    assert train.peak_memory > 1 << 20
+    assert train.skipped_steps == 0
+    assert not (place / name / "checkpoints").exists()
+    assert len((place / name / "metrics.jsonl").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize("name", ["dcr_dfg", "theseus", "halo"])
+def test_the_first_point_is_the_plain_swap_and_the_teachers_scores_are_its_own(name, finished, place):
+    train = finished[name].train_info
+    loaded = TASK.load()
+    teacher = teacher_of(place)
+    assert train.teacher == scored(teacher, loaded.final)
+    assert train.teacher_look == scored(teacher, loaded.look)
+    swapped = teacher_of(place)
+    segue.replace_(swapped, config(name).plan, total_steps=10).finalize_(force=True)
+    first = train.points[0]
+    assert first.students == scored(swapped.eval(), loaded.look)
+    assert first.loss is None
+    if name == "theseus":  # a tenth of the student from the start
+        assert first.alpha == pytest.approx(0.9)
+        assert all(value > 0 for value in first.drift_blend.values())
+    else:
+        assert first.blend == pytest.approx(train.teacher_look, rel=1e-6)
+        assert set(first.drift_blend.values()) == {0.0}
+    assert all(value > 0 for value in first.drift_students.values())
+
+
+def test_the_final_score_is_that_of_the_model_which_is_kept(place):
+    result = run(config("dcr"), place / "kept", keep_model=True)
+    loaded = TASK.load()
+    model = segue.load_(loaded.build(7), place / "kept" / "model").eval()
+    assert result.train_info.final == scored(model, loaded.final)
+    assert result.train_info.points[-1].students == scored(model, loaded.look)
+    assert result.final == result.train_info.final["accuracy"]
+    assert model.segue["plan"]["sites"] == ["blocks.0.attn", "blocks.1.attn"]
+
+
+@pytest.mark.filterwarnings("ignore:the plan's student")
+def test_a_model_with_a_student_of_ones_own_is_kept_too(place):
+    def student(teacher, site):
+        return segue.students.Reinit()(teacher, site)
+
+    result = run(config("dcr", plan={"student": student}), place / "own", keep_model=True)
+    model = segue.load_(TASK.load().build(7), place / "own" / "model", student=student).eval()
+    assert result.train_info.final == scored(model, TASK.load().final)
+
+
+@pytest.mark.parametrize("name", ["dcr_dfg", "theseus", "halo"])
+def test_flops_are_the_sum_of_the_steps_before_a_point(name, finished, place):
+    train = finished[name].train_info
+    loaded = TASK.load(share=0.1)
+    batch = next(iter(loaded.train(16, 0)))
+    count = StepFlops(teacher_of(place), config(name).plan, 10, batch, TASK.loss)
+    steps = [count(step) for step in range(10)]
+    for point in train.points:
+        assert point.flops == sum(steps[: point.step])
+    assert train.flops == sum(steps)
+    assert train.step_flops["students"] == count.students_alone()
+    assert train.step_flops["teacher_pass"] == count.teacher_pass()
+    assert train.step_flops["blend"] == max(steps[1:])
+
+
+def test_accumulated_steps_cost_as_many_batches(place):
+    recipe = Recipe(steps=3, lr=1e-2, accumulate=2)
+    result = run(config("dcr", recipe=recipe, looks=1), place / "accumulated")
+    single = run(config("dcr", recipe=Recipe(steps=3, lr=1e-2), looks=1), place / "single")
+    assert result.train_info.flops == 2 * single.train_info.flops
+    assert result.train_info.points[-1].epoch == pytest.approx(6 / 8)
+
+
+def test_a_finished_run_is_read_and_not_repeated(finished, place):
+    before = {path: path.stat().st_mtime_ns for path in (place / "dcr_dfg").iterdir()}
+    again = run(config("dcr_dfg"), place / "dcr_dfg")
+    assert numbers(again) == numbers(finished["dcr_dfg"])
+    assert again.meta_info == finished["dcr_dfg"].meta_info
+    assert {path: path.stat().st_mtime_ns for path in (place / "dcr_dfg").iterdir()} == before
+    assert is_finished(config("dcr_dfg"), place / "dcr_dfg")
+    relabelled = config("dcr_dfg", label="DCR and guidance")
+    assert is_finished(relabelled, place / "dcr_dfg")
+
+
+def test_a_folder_with_another_configuration_is_refused(finished, place):
+    other = config("dcr_dfg", recipe=Recipe(steps=10, lr=2e-2))
+    for act in (run, is_finished, run_alone):
+        with pytest.raises(ConfigError, match="A run of another configuration lies there") as caught:
+            act(other, place / "dcr_dfg")
+    assert config_hash(other) in str(caught.value)
+    assert config_hash(config("dcr_dfg")) in str(caught.value)
+    assert "choose another --out" in str(caught.value)
+    assert is_finished(config("dcr_dfg"), place / "dcr_dfg")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stopping(type(TASK)):
+    """The task of these tests, whose loss sends a signal in a certain step of a process."""
+
+    step: int
+
+    @property
+    def loss(self):
+        task = self
+
+        class Loss(type(TASK.loss)):
+            def __call__(self, model, batch):
+                if model.training and torch.is_grad_enabled():
+                    left[0] -= 1
+                    if left[0] == 0:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                return super().__call__(model, batch)
+
+        left = [task.step]
+        return Loss(label_smoothing=self.label_smoothing)
+
+
+@pytest.mark.parametrize("name", ["dcr_dfg", "theseus", "halo"])
+def test_an_interrupted_run_has_the_result_of_an_undisturbed_one(name, finished, place):
+    fields = {field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK)}
+    counted = 10  # the steps of the teacher are not among them, nor those that are counted
+    folder = place / f"interrupted {name}"
+    stopping = dataclasses.replace(config(name), task=Stopping(**fields, step=counted // 2 + 4))
+    (folder).mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"config_hash": config_hash(stopping)}))
+    with pytest.raises(SystemExit):
+        run(stopping, folder)
+    assert 0 < segue.checkpoint.saved_step(folder / "checkpoints") < 10
+    assert not (folder / "result.json").exists()
+    (folder / "config.json").unlink()
+    assert numbers(run(config(name), folder)) == numbers(finished[name])
+
+
+def test_the_commit_of_this_code_is_noted():
+    found = commit()
+    assert found is None or len(found.removesuffix("+")) >= 12
+
+
+def test_a_run_is_written_down_before_it_begins(place):
+    folder = place / "broken"
+    broken = config("dcr", plan={"sites": "blocks.*.atn"})
+    with pytest.raises(segue.errors.SiteError, match="Nearest names: blocks.0.attn"):
+        run(broken, folder)
+    assert json.loads((folder / "config.json").read_text()) == {"config_hash": config_hash(broken), "config": to_dict(broken)}
+    assert not (folder / "result.json").exists()
+
+
+def test_teachers_lie_beside_the_experiment_and_are_shared(finished, place):
+    assert [path.name for path in (place.parent / "teachers").iterdir()] == [config_hash(TEACHER)]
+    assert tiny_runs.config("dcr").teacher == TEACHER
