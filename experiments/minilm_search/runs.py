@@ -11,9 +11,9 @@ from segue.lab.config import Run
 
 
 def runs(model: str, train: str = "data/sst2_train.tsv", test: str = "data/sst2_dev.tsv") -> list[Run]:
-    """Return student-only runs at three learning rates."""
+    """Return student-only runs at four learning rates."""
     (variant,) = variants.find(["student_only"])
     return [
         scales.minilm(model, train, test, lr=rate, hold_out=1000).run(variant, group=f"lr {rate:g}")
-        for rate in (3e-4, 1e-3, 3e-3)
+        for rate in (1e-4, 3e-4, 1e-3, 3e-3)
     ]

@@ -57,12 +57,12 @@ class Recipe:
                 )
         positive = {"steps": self.steps, "epochs": self.epochs, "lr": self.lr, "clip": self.clip, "accumulate": self.accumulate}
         for name, value in positive.items():
-            if value is not None and not (value > 0 and math.isfinite(value)):
+            if value is not None and not (_is_number(value) and value > 0):
                 _refuse(name, value, "It must be a positive number.")
         for name, value in {"final_lr": self.final_lr, "weight_decay": self.weight_decay}.items():
-            if not (value >= 0 and math.isfinite(value)):
+            if not (_is_number(value) and value >= 0):
                 _refuse(name, value, "It must be a number of at least 0.")
-        if not 0 <= self.warmup <= 1:
+        if not (_is_number(self.warmup) and 0 <= self.warmup <= 1):
             _refuse("warmup", self.warmup, "It is a share of the run, from 0 to 1.")
         for name, whole in {"steps": self.steps, "accumulate": self.accumulate}.items():
             if whole is not None and int(whole) != whole:
@@ -109,6 +109,10 @@ class Recipe:
         """Give an optimizer the learning rate of a step; nothing to save, so nothing to resume."""
         for group in optimizer.param_groups:
             group["lr"] = self.lr * (self.rate(step, total) / self.lr)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _refuse(name: str, value: object, why: str) -> None:

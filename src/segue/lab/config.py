@@ -73,7 +73,8 @@ def to_dict(value: Any) -> Any:
         return {"kind": "Plan", **value.to_dict()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
+        name = type(value).__name__
+        return {"kind": name, **fields} if KINDS.get(name) is type(value) else {"unsaved": type(value).__qualname__, **fields}
     if isinstance(value, tuple | list):
         return [to_dict(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):

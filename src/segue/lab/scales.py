@@ -133,7 +133,7 @@ def minilm(
     stages = (Stage(recipe=Recipe(steps=400, lr=1e-4, warmup=0.1)),)
     return Scale(
         name="minilm",
-        task=replace(task, hold_out=hold_out),
+        task=replace(task, hold_out=hold_out),  # the teacher has seen all of it, so that a search needs no other teacher
         teacher=Teacher(task=task, stages=stages, batch=32),
         recipe=Recipe(steps=steps, lr=lr, warmup=0.05),
         batch=16,

@@ -20,7 +20,7 @@ from segue.lab.tasks import Loaded
 from segue.training import fit, launched
 
 
-def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded, *, resume: bool = True) -> tuple[nn.Module, dict[str, Any]]:
+def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded) -> tuple[nn.Module, dict[str, Any]]:
     """Return the trained teacher and what is known of it, trained now unless an earlier run has done it."""
     place = folder / config_hash(teacher)
     processes = launched()
@@ -30,16 +30,23 @@ def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded, *, resume: boo
             _train(teacher, place, loaded)
         processes.wait()
     model = loaded.build(teacher.seed)
-    known = json.loads((place / "teacher.json").read_text(encoding="utf-8"))
-    tensors = tensor_files.read(place / "teacher.safetensors")
-    if tensor_files.fingerprint(tensors) != known["fingerprint"]:
-        raise DataError(
-            f"the teacher in {place} was to be loaded.",
-            "Its weights are damaged.",
-            "delete the folder; it will be trained anew.",
-        )
+    known, tensors = _read(place)
     model.load_state_dict(tensors)
     return model, known
+
+
+def _read(place: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        known: dict[str, Any] = json.loads((place / "teacher.json").read_text(encoding="utf-8"))
+        tensors = tensor_files.read(place / "teacher.safetensors")
+        whole = tensor_files.fingerprint(tensors) == known["fingerprint"]
+    except Exception:  # whatever a torn file makes its reader say
+        whole = False
+    if not whole:
+        raise DataError(
+            f"the teacher in {place} was to be loaded.", "Its files are damaged.", "delete the folder; it will be trained anew."
+        )
+    return known, tensors
 
 
 def _train(teacher: Teacher, place: Path, loaded: Loaded) -> None:
