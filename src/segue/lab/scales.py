@@ -121,7 +121,7 @@ def paper(*, folder: str | Path | None = None, download: bool = False, precision
 
 
 def minilm(
-    model: str | Path, train: str | Path, test: str | Path, *, steps: int = 150, lr: float = 1e-3, hold_out: int = 0
+    model: str | Path, train: str | Path, test: str | Path, *, steps: int = 150, lr: float = 3e-4, hold_out: int = 0
 ) -> Scale:
     """SST-2 sentences: a really pretrained MiniLM, fine-tuned, then all its attention replaced."""
     task = SentenceTask(
