@@ -9,6 +9,7 @@ from torch import Tensor
 
 from segue import randomness
 from segue.errors import DataError
+from segue.outputs import tensors
 
 
 class Stream:
@@ -94,18 +95,6 @@ def size(batch: Any) -> int:
         if tensor.dim():
             return len(tensor)
     return 1
-
-
-def tensors(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a batch, whatever it is made of."""
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors(value)
-    elif isinstance(batch, tuple | list):
-        for value in batch:
-            yield from tensors(value)
 
 
 def mapped(change: Any, batch: Any) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from segue.batches import tensors
 from segue.errors import TrainingError
 from segue.evaluation import LossFn, Processes
 from segue.handover import Handover
+from segue.outputs import tensors
 
 
 def find(

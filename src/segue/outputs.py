@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -98,7 +98,7 @@ def tensors(tree: Any) -> Iterator[Tensor]:
     """Yield the tensors of a tree in order."""
     if isinstance(tree, Tensor):
         yield tree
-    elif isinstance(tree, dict):
+    elif isinstance(tree, Mapping):
         for value in tree.values():
             yield from tensors(value)
     elif isinstance(tree, tuple | list):

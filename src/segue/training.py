@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from segue import broken_numbers, checkpoint, randomness
+from segue import broken_numbers, checkpoint, launch, randomness
 from segue.batches import Stream
-from segue.errors import CheckpointError, ConfigError, MissingExtraError, nearest
+from segue.errors import CheckpointError
 from segue.evaluation import Evaluation, LossFn, Processes, Scores, padding_mask
 from segue.handover import Handover, replace_
 from segue.interruption import Interruption
+from segue.looks import Journal, SinceLook, flat, look_steps
 from segue.plan import Plan
 from segue.progress import Progress
 from segue.recipe import Recipe
+from segue.tensor_files import full
 
 LOOKS = 20
 CHECKPOINTS = 10
@@ -67,10 +68,11 @@ def fit(
     `loss_fn.scores`); they are averaged over `validation`, for the blend and for the students alone, at so many `looks` (or at
     these steps), together with the interface similarity at every site and whatever `measure(handover)` returns.
     With a `folder`, looks go to metrics.jsonl and the state to checkpoints/, ten times a run or every so many steps, on Ctrl-C
-    and on SIGTERM; `resume=True` goes on from there bit for bit. Launched in several processes, each takes its part of every
-    batch; with `split=False` the batches of a process are its own.
+    and on SIGTERM; `resume=True` goes on from there bit for bit. If it fails or is stopped, the model is given back as it was,
+    and what was learned is in the checkpoint. Launched in several processes, each takes its part of every batch; with
+    `split=False` the batches of a process are its own.
     """
-    return _Training(
+    training = _Training(
         model,
         plan,
         batches,
@@ -86,7 +88,12 @@ def fit(
         trackers=trackers,
         split=split,
         progress=progress,
-    ).run()
+    )
+    try:
+        return training.run()
+    except BaseException:
+        training.give_back()
+        raise
 
 
 class _Training:
@@ -111,14 +118,14 @@ class _Training:
         split: bool,
         progress: str | None,
     ) -> None:
-        self.accelerator = _accelerator(recipe, trackers, folder)
+        self.accelerator = launch.accelerator(recipe, trackers, folder)
         self.processes = Processes(
             self.accelerator.device, self.accelerator.process_index, self.accelerator.num_processes, split=split
         )
         self.loss_fn, self.recipe, self.folder, self.measure = loss_fn, recipe, folder, measure
         self.stream = Stream(batches, seed=recipe.seed)
         self.total = recipe.total_steps(self.stream.per_epoch)
-        self.looks = _look_steps(looks, self.total)
+        self.looks = look_steps(looks, self.total)
         self.checkpoint_every = checkpoint_every or max(1, self.total // CHECKPOINTS)
         self.progress = progress if self.accelerator.is_main_process else None
         found = folder is not None and (folder / "checkpoints" / "latest").exists()
@@ -133,29 +140,33 @@ class _Training:
         self.model = model.train()
         randomness.seed_all(recipe.seed + self.processes.rank)
         self.batches_per_epoch = self.stream.per_epoch or self.total * recipe.accumulate
-        self.fit = Fit(model, self.handover, self.total, max(1, self.batches_per_epoch // recipe.accumulate))
-        self.network = self._distributed(model)
+        self.journal = Journal(folder, writes=self.accelerator.is_main_process)
+        per_epoch = max(1, self.batches_per_epoch // recipe.accumulate)
+        self.fit = Fit(model, self.handover, self.total, per_epoch, self.journal.points)
+        self.network = launch.spread(model, self.handover.units() if self.handover else (), recipe, self.processes)
         named = model.named_parameters() if self.handover is None else self.handover.named_parameters()
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         self.parameters = [parameter for _, parameter in trained]
         self.raw_optimizer = recipe.optimizer(trained)
         self.optimizer = self.accelerator.prepare_optimizer(self.raw_optimizer)
-        self.since_look = _SinceLook(list(self.handover.seams) if self.handover else [], self.accelerator.device)
+        self.since_look = SinceLook(list(self.handover.seams) if self.handover else [], self.accelerator.device)
         self.evaluation = None
         if validation is not None:
             scores = scores or getattr(loss_fn, "scores", None) or (lambda model, batch: {"loss": loss_fn(model, batch)})
             self.evaluation = Evaluation(validation, scores, self.processes, self.accelerator.autocast)
         self.done = 0
         self.saved: Path | None = None
-        if found:
-            self._resume()
-        elif folder is not None:
-            self._forget_points(-1)
-        if trackers:
-            self.accelerator.init_trackers("segue", config={"total_steps": self.total})
+        self.resumes = found
+        self.trackers = trackers
 
     def run(self) -> Fit:
         """Train to the end."""
+        if self.resumes:
+            self._resume()
+        else:
+            self._go_back_to(-1)
+        if self.trackers:
+            self.accelerator.init_trackers("segue", config={"total_steps": self.total})
         say = Progress(self.progress, self.total, done=self.done) if self.progress else None
         with Interruption() as interruption:
             if self.done == 0:
@@ -182,6 +193,12 @@ class _Training:
             tracker.finish()
         return self.fit
 
+    def give_back(self) -> None:
+        """Leave the model as it was before fit, where its teachers are still there and whole."""
+        sharded = self.processes.world > 1 and self.recipe.shard
+        if self.handover is not None and not sharded and all(seam.teacher is not None for seam in self.handover.seams.values()):
+            self.handover.cancel_()
+
     def _step(self, interruption: Interruption) -> tuple[float, int]:
         """Take one optimizer step; return its loss and the signal that any process caught."""
         total = torch.zeros((), device=self.accelerator.device)
@@ -201,7 +218,7 @@ class _Training:
             total += loss.detach().float() * share
         self.accelerator.unscale_gradients()
         norms = self._site_norms()
-        norm = _full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        norm = full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
         shared = torch.stack([total, torch.tensor(float(interruption.caught), device=total.device)])
         mean, signal = (self.processes.total(shared) / self.processes.world).tolist()
         scaled = self.accelerator.scaler is not None  # fp16: its scaler leaves out steps whose gradient overflowed
@@ -234,20 +251,16 @@ class _Training:
         norms = []
         for seam in seams:
             gradients = [p.grad for p in seam.student.parameters() if p.grad is not None]
-            norms.append(_full(nn.utils.get_total_norm(gradients)).to(self.accelerator.device))
+            norms.append(full(nn.utils.get_total_norm(gradients)).to(self.accelerator.device))
         return torch.stack(norms) if norms else torch.zeros(0)
 
     def _look(self) -> None:
         """Measure the model as it is now, and write it down."""
         with randomness.kept():  # looking more often must not change what is learned
             point = self._point()
-        self.fit.points.append(point)
+        self.journal.add(point)
         if self.accelerator.trackers:
-            self.accelerator.log(_flat(point), step=self.done)
-        if self.folder is not None and self.accelerator.is_main_process:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(point) + "\n")
+            self.accelerator.log(flat(point), step=self.done)
 
     def _point(self) -> dict[str, Any]:
         loss, norms = self.since_look.take()
@@ -318,34 +331,11 @@ class _Training:
         else:
             self.done = checkpoint.load_training_(self.model, place, optimizer=self.raw_optimizer, lr_scheduler=self)
         self.saved = place
-        self._forget_points(self.done)
+        self._go_back_to(self.done)
 
-    def _forget_points(self, last: int) -> None:
-        """Keep the looks up to a step: what came after the checkpoint will be seen again."""
-        assert self.folder is not None
-        path = self.folder / "metrics.jsonl"
-        self.fit.points = [point for point in _read_points(path) if point["step"] <= last]
-        if self.accelerator.is_main_process and path.exists():
-            draft = path.with_name(".metrics-new")
-            draft.write_text("".join(json.dumps(point) + "\n" for point in self.fit.points), encoding="utf-8")
-            os.replace(draft, path)
-        self.accelerator.wait_for_everyone()
-
-    def _distributed(self, model: nn.Module) -> nn.Module:
-        """Wrap the model as the launch asks: FSDP2, DDP, or not at all; and compile it."""
-        network = model
-        if self.processes.world > 1 and self.recipe.shard:
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            mesh = init_device_mesh(self.accelerator.device.type, (self.processes.world,))
-            for unit in self.handover.units() if self.handover is not None else ():
-                fully_shard(unit, mesh=mesh)
-            fully_shard(model, mesh=mesh)
-        elif self.processes.world > 1:
-            place = [self.accelerator.device] if self.accelerator.device.type != "cpu" else None
-            network = nn.parallel.DistributedDataParallel(model, device_ids=place)
-        return torch.compile(network) if self.recipe.compile else network  # type: ignore[return-value]
+    def _go_back_to(self, step: int) -> None:
+        self.journal.go_back_to(step)
+        self.processes.wait()
 
     def _without_reduction(self) -> AbstractContextManager[Any]:
         """Let gradients gather in this process until the last batch of a step."""
@@ -354,122 +344,3 @@ class _Training:
 
     def _how_to_go_on(self) -> str:
         return "nothing was saved (no folder)" if self.folder is None else f"resume from {self.folder}"
-
-
-class _SinceLook:
-    """Running means since the last look."""
-
-    def __init__(self, sites: list[str], device: torch.device) -> None:
-        self.sites = sites
-        self.device = device
-        self._clear()
-
-    def _clear(self) -> None:
-        self.losses, self.steps = 0.0, 0
-        self.norms = torch.zeros(len(self.sites), device=self.device)
-
-    def add(self, loss: float, norms: Tensor) -> None:
-        """Count one step in."""
-        self.losses += loss
-        self.steps += 1
-        self.norms += norms
-
-    def take(self) -> tuple[float | None, dict[str, float]]:
-        """Return mean loss and mean gradient norm of every site, and begin anew."""
-        if not self.steps:
-            return None, {}
-        means = (self.norms / self.steps).tolist()
-        loss = self.losses / self.steps
-        self._clear()
-        return loss, dict(zip(self.sites, means, strict=True))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"losses": self.losses, "steps": self.steps, "norms": self.norms}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.losses, self.steps, self.norms = state["losses"], state["steps"], state["norms"].to(self.device)
-
-
-def _accelerator(recipe: Recipe, trackers: Sequence[str], folder: Path | None) -> Any:
-    accelerator = _accelerate("Accelerator")
-    from accelerate.state import AcceleratorState
-
-    if recipe.precision == "fp16" and not torch.accelerator.is_available():
-        raise ConfigError(
-            "Recipe(precision='fp16') was asked for.", "There is no GPU, and a CPU has no fp16 training.", "use 'bf16' here."
-        )
-    _require_trackers(trackers, folder)
-    AcceleratorState._reset_state()  # an earlier fit in this process may have had another precision
-    made = accelerator(
-        cpu=not torch.accelerator.is_available(),
-        mixed_precision="no" if recipe.precision == "float32" else recipe.precision,
-        log_with=list(trackers) or None,
-        project_dir=None if folder is None else str(folder),
-    )
-    made.sync_gradients = True  # an Accelerator of the user may have left it False, and it is one for all of them
-    return made
-
-
-def launched() -> Processes:
-    """Return the processes that were launched together (torchrun, accelerate launch), connected."""
-    state = _accelerate("PartialState")(cpu=not torch.accelerator.is_available())
-    return Processes(state.device, state.process_index, state.num_processes)
-
-
-def _accelerate(name: str) -> Any:
-    try:
-        import accelerate
-    except ImportError:
-        raise MissingExtraError(
-            "a model was to be trained by fit().", "Accelerate is not installed.", "pip install segue[train]"
-        ) from None
-    return getattr(accelerate, name)
-
-
-def _require_trackers(trackers: Sequence[str], folder: Path | None) -> None:
-    if not trackers:
-        return
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-
-    available = [str(tracker) for tracker in get_available_trackers()]
-    for name in trackers:
-        if name not in LOGGER_TYPE_TO_CLASS:
-            known = [str(tracker) for tracker in LOGGER_TYPE_TO_CLASS]
-            raise ConfigError(f"the tracker {name!r} was asked for.", nearest(name, known), "these are Accelerate's trackers.")
-        if name not in available:
-            raise ConfigError(f"the tracker {name!r} was asked for.", "Its package is not installed.", f"pip install {name}")
-    if folder is None:
-        raise ConfigError(f"the trackers {', '.join(trackers)} were asked for.", "They need a place.", "give fit a folder=.")
-
-
-def _look_steps(looks: int | Sequence[int], total: int) -> frozenset[int]:
-    steps = (round(total * i / looks) for i in range(1, looks + 1)) if isinstance(looks, int) else looks
-    return frozenset({*steps, total})
-
-
-def _read_points(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the looks; the last line may be torn by a kill."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            return
-
-
-def _flat(point: dict[str, Any], at: str = "") -> dict[str, float]:
-    """Name every number of a point by its path, as trackers want it."""
-    flat: dict[str, float] = {}
-    for name, value in point.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{at}{name}/")
-        elif isinstance(value, int | float):
-            flat[f"{at}{name}"] = value
-    return flat
-
-
-def _full(value: Tensor) -> Tensor:
-    """Return the whole of a number that is spread over processes."""
-    full = getattr(value, "full_tensor", None)
-    return value if full is None else full()

@@ -33,8 +33,9 @@ from segue.lab.locks import locked
 from segue.lab.results import Point, Result, RunInfo, TrainInfo
 from segue.lab.tasks import Loaded
 from segue.lab.teachers import teacher_model
+from segue.launch import launched
 from segue.sites import select
-from segue.training import Fit, fit, launched
+from segue.training import Fit, fit
 
 DRIFT_EXAMPLES = 64
 PACKAGES = ("torch", "accelerate", "timm", "transformers", "torchvision", "numpy")

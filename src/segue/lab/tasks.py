@@ -95,17 +95,11 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTask:
-    """Name the class of an image."""
+class _Naming:
+    """What naming a class has in common, whatever is named."""
 
-    source: Callable[[], Dataset]
-    model: SmallViT | Timm
-    size: int | None = None  # resize to so many pixels
-    mean: tuple[float, ...] | None = None  # of each channel, as a pretrained model expects; the data's own if not given
-    std: tuple[float, ...] | None = None
-    augment: Callable[[Tensor, torch.Generator], Tensor] = field(default_factory=NoAugmentation)
+    model: SmallViT | Timm | SentenceClassifier
     label_smoothing: float = 0.1
-    look: int = 2000  # so many held-out examples at every look; all of them at the end
     hold_out: int = 0  # judge by so many training examples instead of the test part, to choose settings by
 
     score = "accuracy"
@@ -121,6 +115,19 @@ class ImageTask:
     @property
     def loss(self) -> Classification:
         return Classification(label_smoothing=self.label_smoothing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTask(_Naming):
+    """Name the class of an image."""
+
+    source: Callable[[], Dataset]
+    model: SmallViT | Timm
+    size: int | None = None  # resize to so many pixels
+    mean: tuple[float, ...] | None = None  # of each channel, as a pretrained model expects; the data's own if not given
+    std: tuple[float, ...] | None = None
+    augment: Callable[[Tensor, torch.Generator], Tensor] = field(default_factory=NoAugmentation)
+    look: int = 2000  # so many held-out examples at every look; all of them at the end
 
     def load(self, *, share: float = 1.0, seed: int = 0) -> Loaded:
         """Load the data, with this share of the training part."""
@@ -153,29 +160,13 @@ class ImageTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceTask:
+class SentenceTask(_Naming):
     """Name the class of a sentence."""
 
     source: Callable[[], TextDataset]
     model: SentenceClassifier
     longest: int = 32  # tokens
-    label_smoothing: float = 0.1
     look: int = MORE_THAN_ANY
-    hold_out: int = 0
-
-    score = "accuracy"
-
-    @property
-    def sites(self) -> Selector:
-        return self.model.sites
-
-    @property
-    def head(self) -> str:
-        return self.model.head
-
-    @property
-    def loss(self) -> Classification:
-        return Classification(label_smoothing=self.label_smoothing)
 
     def load(self, *, share: float = 1.0, seed: int = 0) -> Loaded:
         """Load the data, with this share of the training part."""

@@ -17,7 +17,8 @@ from segue.lab.config import Teacher, config_hash, to_dict
 from segue.lab.locks import locked
 from segue.lab.results import write_json
 from segue.lab.tasks import Loaded
-from segue.training import fit, launched
+from segue.launch import launched
+from segue.training import fit
 
 
 def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded) -> tuple[nn.Module, dict[str, Any]]:

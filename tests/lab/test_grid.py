@@ -1,0 +1,326 @@
+"""Grids: many runs in worker processes; failures listed, interruptions survived, on Ray too."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from segue.checkpoint import saved_step
+from segue.errors import ConfigError
+from segue.lab import results
+from segue.lab.grid import Experiment, Outcome, run_grid, run_named
+
+RUNS = '''
+"""Digits, a two-block ViT, a few steps; every batch may take a while, so that there is a middle to stop in."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+
+from segue import methods
+from segue.lab.config import Run, Stage, Teacher
+from segue.lab.models import SmallViT
+from segue.lab.sources import Digits
+from segue.lab.tasks import ImageTask
+from segue.recipe import Recipe
+from segue.students import Reinit
+
+
+@dataclass(frozen=True)
+class Student:
+    """A factory of this file's own, which cannot be saved by name."""
+
+    broken: bool
+
+    def __call__(self, teacher, site):
+        student = Reinit()(teacher, site)
+        if self.broken:
+            with torch.no_grad():
+                student.proj.bias.fill_(math.nan)
+        return student
+
+
+def runs(pause: float = 0.0, only: str = "", failing: bool = False) -> list[Run]:
+    def slow(images, generator):
+        time.sleep(pause)
+        return images
+
+    task = ImageTask(source=Digits(), model=SmallViT(depth=2, width=16, heads=2), augment=slow, look=100)
+    teacher = Teacher(task=task, stages=(Stage(recipe=Recipe(steps=6, lr=1e-2)),), batch=32)
+
+    def run(method, seed=0, **plan):
+        return Run(
+            experiment="tiny",
+            method=method,
+            label=method,
+            plan=getattr(methods, method)(**{"sites": task.sites, "seed": seed, **plan}),
+            task=task,
+            teacher=teacher,
+            recipe=Recipe(steps=20, lr=1e-2, seed=seed),
+            batch=16,
+            share=0.1,
+            looks=10,
+            seed=seed,
+        )
+
+    good = [run("dcr_dfg"), run("theseus", 1, student=lambda teacher, site: Student(False)(teacher, site))]
+    broken = [run("student_only", student=Student(True)), run("dcr", sites="blocks.*.atn")]
+    return [each for each in [*(broken if failing else []), *good] if only in each.method]
+'''
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Return an experiment's file."""
+    path = tmp_path_factory.mktemp("experiment") / "runs.py"
+    path.write_text(RUNS)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place, tmp_path_factory):
+    """Carry out the runs one after the other in this process."""
+    out = tmp_path_factory.mktemp("undisturbed") / "tiny"
+    experiment = Experiment(place)
+    for run in experiment.runs():
+        run_named(experiment, run.name, out)
+    return out
+
+
+def numbers(out, name):
+    """Return a run's result but for times, memory and where it ran."""
+    data = dataclasses.asdict(results.read(out / name / "result.json"))
+    data.pop("meta_info")
+    train = data["train_info"]
+    train.pop("seconds")
+    train.pop("peak_memory")
+    for point in train["points"]:
+        point.pop("seconds")
+    return data
+
+
+GRID = """
+import json, sys
+from pathlib import Path
+from segue.lab.grid import Experiment, run_grid
+place, options, out, workers = sys.argv[1:]
+run_grid(Experiment(place, json.loads(options)), Path(out), workers=int(workers))
+"""
+
+
+def start(place, out, workers=2, **options):
+    """Start a grid in a process of its own."""
+    arguments = [place, json.dumps(options), str(out), str(workers)]
+    return subprocess.Popen([sys.executable, "-c", GRID, *arguments], stderr=subprocess.PIPE, text=True)
+
+
+def looks(out, name):
+    path = out / name / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def wait_until(true, grid=None):
+    """Wait for something that is sure to happen; the limit is only there for what hangs."""
+    limit = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < limit, "it never happened"
+        assert grid is None or grid.poll() is None, f"the grid has ended: {grid.stderr.read()}"
+        time.sleep(0.05)
+
+
+def workers_of(grid):
+    return [child for child in psutil.Process(grid.pid).children(recursive=True) if "segue.lab.worker" in child.cmdline()]
+
+
+@pytest.fixture
+def nothing_left_behind():
+    """End what a failed test has left running."""
+    left = []
+    yield left
+    for process in left:
+        if process.is_running():
+            process.kill()
+
+
+def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_results_of_an_undisturbed_one(
+    place, undisturbed, tmp_path, nothing_left_behind
+):
+    out = tmp_path / "tiny"
+    first, second = "dcr_dfg-seed0", "theseus-seed1"
+
+    grid = start(place, out, workers=1, pause=0.1, only="dcr_dfg")
+    nothing_left_behind.append(psutil.Process(grid.pid))
+    wait_until(lambda: looks(out, first) >= 2, grid)
+    workers = workers_of(grid)
+    nothing_left_behind.extend(workers)
+    grid.send_signal(signal.SIGINT)
+    grid.communicate()
+    assert grid.returncode != 0
+    assert len(workers) == 1
+    assert not any(worker.is_running() for worker in workers)  # the grid has waited for them
+    stopped_at = saved_step(out / first / "checkpoints")
+    assert 2 <= stopped_at < 20
+    assert not (out / first / "result.json").exists()
+
+    grid = start(place, out, workers=2, pause=0.1)
+    nothing_left_behind.append(psutil.Process(grid.pid))
+    before = looks(out, first)
+    wait_until(lambda: looks(out, first) > before and looks(out, second) >= 2, grid)
+    workers = workers_of(grid)
+    nothing_left_behind.extend(workers)
+    assert len(workers) == 2
+    grid.kill()
+    grid.communicate()
+    psutil.wait_procs(workers, timeout=60)
+    assert not any(worker.is_running() for worker in workers)  # they have noticed, saved and stopped
+    assert saved_step(out / first / "checkpoints") > stopped_at
+    assert saved_step(out / second / "checkpoints") >= 2
+    assert not list(out.glob("*/result.json"))
+
+    outcomes = run_grid(Experiment(place, {"failing": True}), out, workers=2)
+    how = {outcome.name: outcome for outcome in outcomes}
+    assert {name: outcome.ok for name, outcome in how.items()} == {
+        "student_only-seed0": False,
+        "dcr-seed0": False,
+        first: True,
+        second: True,
+    }
+    assert "TrainingError" in how["student_only-seed0"].why
+    assert "The weight 'blocks.0.attn.proj.bias' is inf or NaN" in how["student_only-seed0"].why
+    assert "SiteError" in how["dcr-seed0"].why
+    assert "Nearest names: blocks.0.attn" in how["dcr-seed0"].why
+    assert how[first].why == how[second].why == ""
+    for name in (first, second):
+        assert numbers(out, name) == numbers(undisturbed, name)
+    assert len(list((tmp_path / "teachers").glob("*/teacher.json"))) == 1
+    trained = [path for path in out.glob("*/log.txt") if "teacher 1/1" in path.read_text()]
+    assert len(trained) == 1  # by one worker, for all of them
+
+
+def test_what_is_finished_is_skipped(place, undisturbed, capsys):
+    before = {path: path.stat().st_mtime_ns for path in undisturbed.glob("*/result.json")}
+    assert run_grid(Experiment(place), undisturbed, workers=2) == []
+    assert "2 runs, 2 finished before, 0 to do" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in undisturbed.glob("*/result.json")} == before
+
+
+def test_results_of_another_configuration_stop_the_grid_before_it_begins(place, undisturbed, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(RUNS.replace("lr=1e-2, seed=seed", "lr=2e-2, seed=seed"))
+    with pytest.raises(ConfigError, match="A run of another configuration lies there"):
+        run_grid(Experiment(str(other)), undisturbed)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray", "ignore::ResourceWarning")
+def test_a_grid_on_ray_gives_the_same_results(place, undisturbed, tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray", reason="Ray is not installed (segue[ray])")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        outcomes = run_grid(Experiment(place, {"failing": True}), Path("ray/tiny"), workers=2, engine="ray")
+        names = {outcome.name: (outcome.ok, outcome.why) for outcome in outcomes}
+    finally:
+        ray.shutdown()
+    assert names["dcr_dfg-seed0"] == names["theseus-seed1"] == (True, "")
+    assert not names["dcr-seed0"][0]
+    assert "matched 0 of" in names["dcr-seed0"][1]
+    assert "is inf or NaN" in names["student_only-seed0"][1]
+    for name in ("dcr_dfg-seed0", "theseus-seed1"):
+        assert numbers(tmp_path / "ray" / "tiny", name) == numbers(undisturbed, name)
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    psutil.wait_procs(left, timeout=30)
+    assert not any(child.is_running() for child in left)
+
+
+# Experiments
+
+
+def written(folder, text):
+    path = folder / "runs.py"
+    path.write_text(text)
+    return Experiment(str(path))
+
+
+def test_an_experiment_may_hold_anything_that_python_can_write(place):
+    first, second = Experiment(place).runs()
+    assert (first.name, second.name) == ("dcr_dfg-seed0", "theseus-seed1")
+    assert callable(second.plan.student)
+    assert [run.name for run in Experiment(place, {"only": "theseus"}).runs()] == ["theseus-seed1"]
+
+
+def test_a_wrong_option_gets_the_nearest_names(place):
+    with pytest.raises(ConfigError, match="the option 'pauze' was given") as caught:
+        Experiment(place, {"pauze": 1}).runs()
+    assert "Nearest names: pause" in str(caught.value)
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path):
+    experiment = written(tmp_path, RUNS + "\n\none = runs\n\n\ndef runs():\n    return [*one(), *one()]\n")
+    with pytest.raises(ConfigError, match="It has two runs called 'dcr_dfg-seed0'"):
+        experiment.runs()
+
+
+@pytest.mark.parametrize("text", ["", "runs = 3\n", "def run():\n    return []\n"])
+def test_a_file_without_runs_is_explained(text, tmp_path):
+    with pytest.raises(ConfigError, match="It has no function `runs`"):
+        written(tmp_path, text).runs()
+
+
+@pytest.mark.parametrize("returned", ["None", "3", "['dcr']", "[None]"])
+def test_runs_that_are_none_are_explained(returned, tmp_path):
+    with pytest.raises(ConfigError, match="was to be read"):
+        written(tmp_path, f"def runs():\n    return {returned}\n").runs()
+
+
+@pytest.mark.parametrize("place", ["no/such/runs.py", "no.such.module"])
+def test_an_experiment_that_is_not_there_is_explained(place):
+    with pytest.raises(ConfigError) as caught:
+        Experiment(place).runs()
+    assert place in str(caught.value)
+
+
+def test_an_installed_module_is_an_experiment_too(place, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(place).parent))
+    monkeypatch.delitem(sys.modules, "runs", raising=False)
+    assert len(Experiment("runs").runs()) == 2
+    monkeypatch.delitem(sys.modules, "runs", raising=False)
+
+
+@pytest.mark.parametrize("settings", [{"engine": "rai"}, {"workers": 0}, {"workers": -1}], ids=str)
+def test_a_grid_that_cannot_begin_changes_nothing(settings, place, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        run_grid(Experiment(place), tmp_path / "out", **settings)
+    assert "engine" not in settings or "Nearest names: ray" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_that_is_killed_is_a_failed_run_and_the_next_grid_goes_on(place, undisturbed, tmp_path):
+    """As the system does when memory runs out; the other run must not be touched by it."""
+    text = RUNS.replace("time.sleep(pause)", "pause and __import__('os').kill(__import__('os').getpid(), 9)")
+    (tmp_path / "runs.py").write_text(text)
+    out = tmp_path / "out" / "tiny"
+    (outcome,) = run_grid(Experiment(str(tmp_path / "runs.py"), {"pause": 1.0, "only": "theseus"}), out)
+    assert outcome == Outcome("theseus-seed1", False, outcome.seconds, outcome.why)
+    assert "9" in outcome.why or "kill" in outcome.why.lower()
+    experiment = Experiment(str(tmp_path / "runs.py"))
+    run_named(experiment, "theseus-seed1", out)
+    assert numbers(out, "theseus-seed1") == numbers(undisturbed, "theseus-seed1")
+
+
+def test_a_process_without_a_grid_watches_nobody():
+    assert "SEGUE_PARENT" not in os.environ
