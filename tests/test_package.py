@@ -31,7 +31,8 @@ def test_the_core_needs_torch_and_safetensors_only(wheel):
         metadata = email.message_from_string(
             archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
         )
-        assert "segue/py.typed" in archive.namelist()
+        for shipped in ("py.typed", "lab/report/page.html", "lab/report/page.css", "lab/report/page.js", "lab/report/chart.js"):
+            assert f"segue/{shipped}" in archive.namelist()
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert sorted(line.split(">")[0] for line in needed) == ["safetensors", "torch"]
     assert metadata["License-Expression"] == "Apache-2.0"
@@ -39,7 +40,7 @@ def test_the_core_needs_torch_and_safetensors_only(wheel):
 
 CORE_ALONE = """
 import sys, warnings
-for name in ("numpy", "timm", "transformers", "sklearn", "matplotlib", "torchvision", "accelerate"):
+for name in ("numpy", "timm", "transformers", "sklearn", "matplotlib", "torchvision", "accelerate", "typer", "rich", "ray"):
     sys.modules[name] = None
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's own words
 import torch, segue
@@ -55,6 +56,12 @@ for _ in range(2):
     segue.save(handover, sys.argv[1] + "/run", optimizer=optimizer)
 segue.save(handover.finalize_(), sys.argv[1] + "/model")
 assert torch.equal(segue.load_(fresh, sys.argv[1] + "/model")(x), model(x))
+try:
+    segue.fit(fresh, None, [x], lambda model, batch: model(batch).sum(), recipe=segue.Recipe(steps=1))
+except segue.errors.MissingExtraError as error:
+    assert "pip install segue[train]" in str(error)
+else:
+    raise AssertionError("fit needs Accelerate")
 """
 
 

@@ -63,7 +63,7 @@ KINDS: dict[str, Any] = {
     kind.__name__: kind
     for room in (models, sources, tasks)
     for kind in vars(room).values()
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and not kind.__name__.startswith("_")
 } | {kind.__name__: kind for kind in (Recipe, Stage, Teacher, Run)}
 
 
