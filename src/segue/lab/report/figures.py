@@ -213,7 +213,7 @@ def _figure(panels: list[Panel], note: str) -> Any:
         _logarithmic(panel) and any(y is not None and y <= 0 for line in panel.lines for y in line.mean) for panel in panels
     ):
         note += "; zeros left out"
-    figure.text(LEFT / WIDTH, 0.05 / height, note, color="#555555", fontsize=FONT)
+    figure.text(0.02, 0.05 / height, note, color="#555555", fontsize=FONT)
     return figure
 
 

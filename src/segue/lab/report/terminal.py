@@ -25,7 +25,12 @@ def show(summary: Summary, console: Console) -> None:
         for column in chosen:
             table.add_column(column.heading, justify="right")
         for method in group.methods:
-            table.add_row(escape(method.label), *(escape(column.cell(method).text) for column in chosen))
+            table.add_row(escape(method.label), *(escape(unbroken(column.cell(method).text)) for column in chosen))
         console.print(table)
     for finding in overview(summary):
         console.print(f"- {escape(finding)}", soft_wrap=True)
+
+
+def unbroken(text: str) -> str:
+    """Keep a number, its interval and its unit on one line."""
+    return text.replace(" ", "\u00a0")
