@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from segue import broken_numbers, checkpoint, launch, randomness
 from segue.batches import Stream
-from segue.errors import CheckpointError
+from segue.errors import CheckpointError, SegueWarning
 from segue.evaluation import Evaluation, LossFn, Processes, Scores, padding_mask
 from segue.handover import Handover, replace_
 from segue.interruption import Interruption
@@ -316,6 +317,11 @@ class _Training:
     def _save(self) -> None:
         assert self.folder is not None
         place = self.folder / "checkpoints"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SegueWarning)  # a student that cannot be saved by name is given again by fit
+            self._write(place)
+
+    def _write(self, place: Path) -> None:
         if self.handover is not None:
             self.saved = checkpoint.save(self.handover, place, optimizer=self.raw_optimizer, lr_scheduler=self)
         else:

@@ -49,7 +49,13 @@ class Experiment:
                 raise ConfigError(
                     f"the option {name!r} was given to the experiment {self.place}.", nearest(name, known), "see its `runs`."
                 )
-        runs = list(function(**self.options))
+        runs = function(**self.options)
+        if not (isinstance(runs, list | tuple) and runs and all(isinstance(run, Run) for run in runs)):
+            raise ConfigError(
+                f"the experiment {self.place} was to be read.",
+                f"Its `runs` returned {runs!r:.60}, which is not a list of Run.",
+                "return [scale.run(variant, seed=seed), ...].",
+            )
         names = [run.name for run in runs]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(
@@ -57,11 +63,18 @@ class Experiment:
                 f"It has two runs called {min(twice)!r}.",
                 "runs differ in method, group or seed; give them different groups.",
             )
-        return runs
+        return list(runs)
 
     def _module(self) -> Any:
         if not self.place.endswith(".py"):
-            return importlib.import_module(self.place)
+            try:
+                return importlib.import_module(self.place)
+            except ModuleNotFoundError as error:
+                if error.name is None or not self.place.startswith(error.name):
+                    raise
+                raise self._absent("module") from None
+        if not Path(self.place).is_file():
+            raise self._absent("file")
         spec = importlib.util.spec_from_file_location(f"experiment_{Path(self.place).parent.name}", self.place)
         assert spec is not None
         assert spec.loader is not None
@@ -69,6 +82,13 @@ class Experiment:
         sys.modules[spec.name] = module  # dataclasses of the file look themselves up
         spec.loader.exec_module(module)
         return module
+
+    def _absent(self, kind: str) -> ConfigError:
+        return ConfigError(
+            f"the experiment {self.place} was to be read.",
+            f"There is no such {kind}.",
+            "give a file with a function `runs`, or the name of a module that has one.",
+        )
 
 
 @dataclass(frozen=True)
@@ -83,12 +103,14 @@ class Outcome:
 
 def run_grid(experiment: Experiment, out: Path, *, workers: int = 1, engine: str = "local") -> list[Outcome]:
     """Carry out every run that has no result yet, and return how each ended; a failed run does not stop the others."""
-    runs = experiment.runs()
-    waiting = [run.name for run in runs if not is_finished(run, out / run.name)]
-    _say(f"{len(runs)} runs, {len(runs) - len(waiting)} finished before, {len(waiting)} to do; results in {out}")
     engines: dict[str, Callable[..., Iterator[Outcome]]] = {"local": _in_processes, "ray": _on_ray}
     if engine not in engines:
         raise ConfigError(f"the engine {engine!r} was asked for.", nearest(engine, list(engines)), "the default is local.")
+    if workers < 1:
+        raise ConfigError(f"{workers} workers were asked for.", "Somebody has to do the work.", "give at least one.")
+    runs = experiment.runs()
+    waiting = [run.name for run in runs if not is_finished(run, out / run.name)]
+    _say(f"{len(runs)} runs, {len(runs) - len(waiting)} finished before, {len(waiting)} to do; results in {out}")
     outcomes = []
     say = Progress("grid", max(1, len(waiting)))
     for outcome in engines[engine](experiment, waiting, out, workers):
