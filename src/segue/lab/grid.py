@@ -139,7 +139,7 @@ def _in_processes(experiment: Experiment, names: list[str], out: Path, workers: 
             for name, (process, begun) in list(running.items()):
                 if process.poll() is not None:
                     del running[name]
-                    why = "" if process.returncode == 0 else _last_words(out / name)
+                    why = "" if process.returncode == 0 else _last_words(out / name, process.returncode)
                     yield Outcome(name, process.returncode == 0, time.monotonic() - begun, why)
     finally:
         for process, _ in running.values():  # they save and stop
@@ -163,10 +163,11 @@ def _start(experiment: Experiment, name: str, out: Path, threads: int) -> subpro
         )
 
 
-def _last_words(folder: Path) -> str:
-    """Return the last lines that a failed run wrote."""
+def _last_words(folder: Path, code: int) -> str:
+    """Return the last lines that a failed run wrote, and the signal that killed it, if one did."""
     lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-3:])
+    killed = [f"the worker was killed by {signal.Signals(-code).name}"] if code < 0 else []
+    return "\n".join([*lines[-3:], *killed])
 
 
 def _on_ray(experiment: Experiment, names: list[str], out: Path, workers: int) -> Iterator[Outcome]:
