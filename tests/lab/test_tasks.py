@@ -148,6 +148,17 @@ def test_held_out_digits_are_the_test_part_normalised_as_the_training_part_is():
     assert whole.std().item() == pytest.approx(1.0, abs=1e-3)
 
 
+def test_a_pretrained_model_gets_pixels_in_the_scale_it_knows():
+    plain = torch.cat([batch[0] for batch in TASK.load().final])
+    data = TASK.source()
+    loaded = replace(TASK, mean=(0.5,), std=(0.25,)).load()
+    scaled = torch.cat([batch[0] for batch in loaded.final])
+    torch.testing.assert_close(scaled, (data.test.inputs / 255 - 0.5) / 0.25)
+    assert not torch.equal(scaled, plain)
+    train = next(iter(loaded.train(1297, 0)))[0]
+    assert train.min().item() == pytest.approx(-2.0)
+
+
 def test_images_are_resized_and_augmented_only_where_they_train():
     task = ImageTask(source=Digits(), model=SmallViT(depth=1, patch=4), size=12, augment=Crop(pad=2))
     plain = replace(task, augment=TASK.augment)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,11 @@ def _on_ray(experiment: Experiment, names: list[str], out: Path, workers: int) -
         import ray
     except ImportError:
         raise MissingExtraError("a grid was to run on Ray.", "Ray is not installed.", "pip install segue[ray]") from None
-    if not ray.is_initialized():
+    out = out.resolve()  # the workers stand somewhere else
+    if experiment.place.endswith(".py"):
+        experiment = replace(experiment, place=str(Path(experiment.place).resolve()))
+    ours = not ray.is_initialized()
+    if ours:
         ray.init(log_to_driver=False, include_dashboard=False)  # the cluster of RAY_ADDRESS, or one on this machine
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     cores = max(1.0, resources.get("CPU", 1.0) / workers)
@@ -194,14 +198,18 @@ def _on_ray(experiment: Experiment, names: list[str], out: Path, workers: int) -
             return False, time.monotonic() - begun, str(error)
         return True, time.monotonic() - begun, ""
 
-    pending = {work.remote(name): name for name in names}
-    while pending:
-        (done,), _ = ray.wait(list(pending), num_returns=1)
-        name = pending.pop(done)
-        try:
-            yield Outcome(name, *ray.get(done))
-        except ray.exceptions.RayError as error:
-            yield Outcome(name, False, 0.0, str(error))
+    try:
+        pending = {work.remote(name): name for name in names}
+        while pending:
+            (done,), _ = ray.wait(list(pending), num_returns=1)
+            name = pending.pop(done)
+            try:
+                yield Outcome(name, *ray.get(done))
+            except ray.exceptions.RayError as error:
+                yield Outcome(name, False, 0.0, str(error))
+    finally:
+        if ours:
+            ray.shutdown()
 
 
 def stop_with_parent() -> None:
