@@ -204,7 +204,7 @@ class Fresh:
 
     def end(self) -> int:
         """Wait for the process and return its exit code, negative for the signal that killed it."""
-        self.process.join(timeout=120)
+        self.process.join(timeout=600)  # only for what hangs
         if self.process.exitcode is None:
             self.process.kill()
             raise AssertionError(f"the process did not end: {self.said}")
