@@ -1,6 +1,8 @@
 """Everything beyond the paper's seven methods, on digits: other corners, other schedules, other scales of the guidance.
 
 Command:  segue grid experiments/extras --out runs/extras --workers 2
+Runtime:  60 runs; about half an hour on two cores by the demo's measure.
+Expected: not known; it has not been run as a whole.
 """
 
 from __future__ import annotations

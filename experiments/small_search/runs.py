@@ -1,6 +1,8 @@
 """Choose learning rate and weight decay by student-only training, as the paper did, and lambda by a small search.
 
 Command:  segue grid experiments/small_search --out runs/small_search --workers 2 --option folder=PATH_OF_FASHION_MNIST
+Runtime:  11 runs; half an hour on two shared cores.
+Expected: 4e-3 with 0.05 and 8e-3 with 0 are best (0.821 and 0.823); lambda 0.3, 1 and 3 differ by less than their noise.
 Judged on 2,000 training images held out; the test part is not looked at.
 """
 

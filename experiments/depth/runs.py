@@ -1,0 +1,26 @@
+"""Where each method wins and loses as the model gets deeper: digits, a fifth of the data, 3, 6 and 12 blocks.
+
+Command:  segue grid experiments/depth --out runs/depth --workers 2
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from segue.lab import scales, variants
+from segue.lab.config import Run
+
+METHODS = ("student_only", "distillation", "dcr_dfg")
+
+
+def runs(seeds: int = 3, methods: tuple[str, ...] = METHODS, steps: int = 200) -> list[Run]:
+    """Return methods x depths x seeds."""
+    return [
+        replace(
+            scales.demo(steps=steps, depth=depth, share=0.2).run(variant, seed=seed, group=f"{depth} blocks"),
+            experiment="depth",
+        )
+        for seed in range(seeds)
+        for depth in (3, 6, 12)
+        for variant in variants.find(methods)
+    ]
