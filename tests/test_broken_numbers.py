@@ -105,7 +105,6 @@ WHERE = {
 
 
 @pytest.mark.parametrize("case", WHERE)
-@pytest.mark.filterwarnings("ignore:the plan's student")  # it cannot be saved by name
 def test_the_place_the_step_and_the_last_good_checkpoint_are_named(case, tmp_path):
     settings, words = WHERE[case]
     settings = {name: value() if callable(value) else value for name, value in settings.items()}

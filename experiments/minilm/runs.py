@@ -1,6 +1,8 @@
 """A really pretrained model: MiniLM, fine-tuned on SST-2, all its attention replaced by re-initialised attention.
 
 Command:  segue grid experiments/minilm --out runs/minilm --workers 2 -o model=FOLDER -o train=TSV -o test=TSV
+Runtime:  21 runs; 50 minutes on two shared cores.
+Expected: teacher 81.9 %; every method ends between 73.6 and 75.4 %, and three seeds cannot tell them apart.
 """
 
 from __future__ import annotations

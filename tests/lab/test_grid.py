@@ -19,7 +19,6 @@ from segue.lab.grid import Experiment, run_grid, run_named
 
 WORKERS = 2
 THREADS = max(1, (os.cpu_count() or 1) // WORKERS)
-pytestmark = pytest.mark.filterwarnings("ignore:the plan's student")  # it cannot be saved by name
 
 RUNS = '''
 """Digits, a two-block ViT, a few steps; every batch may take a while, so that there is a middle to stop in."""
