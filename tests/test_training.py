@@ -626,3 +626,15 @@ def test_kill_9_at_random_moments_loses_nothing_but_steps(tmp_path):
         fit_cases.train(name, tmp_path / "undisturbed" / name)
         assert_alike(tmp_path / name, tmp_path / "undisturbed" / name)
     assert killed > 0
+
+
+def test_a_training_of_another_length_does_not_go_on(tmp_path):
+    torch.manual_seed(0)
+    model, batches = torch.nn.Linear(3, 1), [torch.randn(4, 3)]
+
+    def squares(model, batch):
+        return model(batch).square().mean()
+
+    segue.fit(model, None, batches, squares, recipe=segue.Recipe(steps=2), folder=tmp_path, progress=None)
+    with pytest.raises(CheckpointError, match="The one that lies there was to take 2"):
+        segue.fit(model, None, batches, squares, recipe=segue.Recipe(steps=3), folder=tmp_path, resume=True, progress=None)

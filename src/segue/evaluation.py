@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
@@ -126,9 +127,13 @@ class Evaluation:
 
     def _agreed(self, alike: dict[str, Similarity], share: float) -> dict[str, dict[str, float]]:
         """Average what each process measured on its share of the batch."""
-        mine = torch.tensor([[site.cosine, site.relative_error] for site in alike.values()], dtype=torch.float64)
-        means = self.processes.total(mine * share).tolist()
-        return {name: {"cosine": cosine, "relative_error": error} for name, (cosine, error) in zip(alike, means, strict=True)}
+        if self.processes.world == 1:
+            return {name: {"cosine": site.cosine, "relative_error": site.relative_error} for name, site in alike.items()}
+        mine = torch.tensor([[site.cosine, site.relative_error**2] for site in alike.values()], dtype=torch.float64)
+        means = self.processes.total(mine * share).tolist()  # of squares: a relative error is the root of a mean
+        return {
+            name: {"cosine": c, "relative_error": math.sqrt(square)} for name, (c, square) in zip(alike, means, strict=True)
+        }
 
     def _mean(self, parts: Iterable[tuple[dict[str, Tensor], float]]) -> dict[str, float]:
         sums: dict[str, Tensor] = {}

@@ -301,6 +301,7 @@ class _Training:
         """Return what a resume needs beside model and optimizer."""
         scaler = self.accelerator.scaler
         return {
+            "total_steps": self.total,
             "scaler": None if scaler is None else scaler.state_dict(),
             "seconds": self.fit.seconds,
             "skipped": self.fit.skipped,
@@ -309,6 +310,12 @@ class _Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what an earlier process had reached."""
+        if state["total_steps"] != self.total:
+            raise CheckpointError(
+                f"a training of {self.total} steps was to go on in {self.folder}.",
+                f"The one that lies there was to take {state['total_steps']}: its schedules were made for that.",
+                "give the same recipe, or another folder.",
+            )
         if self.accelerator.scaler is not None and state["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.fit.seconds, self.fit.skipped = state["seconds"], state["skipped"]
