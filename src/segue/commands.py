@@ -125,7 +125,12 @@ def run(
     from segue.lab.config import changed
     from segue.lab.run import run as carry_out
 
-    (variant,) = variants.find([method]) if method not in ("paper", "all") else variants.find(["one method, not many"])
+    found = variants.find([method])
+    if len(found) > 1:
+        raise ConfigError(
+            f"the methods {method!r} were asked for.", "A run has one method.", "`segue grid` carries out many runs."
+        )
+    variant = found[0]
     made = getattr(scales, scale)
     config = _call(made, f"the scale {scale}", _options(options)).run(variant, seed=seed, share=share)
     for path, value in _options(settings).items():
