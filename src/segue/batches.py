@@ -70,6 +70,7 @@ class Stream:
 def part_for(batch: Any, rank: int, world: int) -> tuple[Any, float]:
     """Return a process' part of a batch and its weight in the mean over processes.
 
+    >>> import torch
     >>> part_for(torch.arange(5), rank=0, world=2)
     (tensor([0, 1, 2]), 1.2)
     """
@@ -88,6 +89,7 @@ def part_for(batch: Any, rank: int, world: int) -> tuple[Any, float]:
 def size(batch: Any) -> int:
     """Return how many examples a batch holds: the length of its first tensor.
 
+    >>> import torch
     >>> size({"ids": torch.zeros(8, 3)})
     8
     """

@@ -177,8 +177,11 @@ def visit(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
     assert complaints == []
 
 
-def lines(page: Any, figure: str) -> int:
-    return page.locator(f"#figure-{figure} path.series").count()
+def has_lines(page: Any, figure: str, count: int) -> None:
+    """Wait for a figure to show so many lines: it is drawn when the browser has told it its size."""
+    from playwright.sync_api import expect
+
+    expect(page.locator(f"#figure-{figure} path.series")).to_have_count(count)
 
 
 def column(page: Any, index: int) -> list[str]:
@@ -206,16 +209,16 @@ def test_nothing_of_a_run_becomes_markup(visit):
 
 def test_methods_are_switched_off_and_on(visit):
     page = visit("whole")
-    assert lines(page, "accuracy") == 7
-    assert lines(page, "cosine") == 21
+    has_lines(page, "accuracy", 7)
+    has_lines(page, "cosine", 21)
     chip = page.get_by_role("button", name="Theseus", exact=True)
     assert chip.get_attribute("aria-pressed") == "true"
     chip.click()
     assert chip.get_attribute("aria-pressed") == "false"
-    assert lines(page, "accuracy") == 6
+    has_lines(page, "accuracy", 6)
     page.get_by_role("button", name="Show all").click()
     page.get_by_role("button", name="Hide all").click()
-    assert lines(page, "accuracy") == 0
+    has_lines(page, "accuracy", 0)
     assert "every method is hidden" in page.locator("#figure-accuracy .nothing").inner_text()
 
 
@@ -249,7 +252,7 @@ def test_axis_site_and_group_are_chosen(visit):
     assert "work (PFLOPs)" in page.locator("#figure-accuracy .plot").text_content()
     page.select_option("#site-cosine", label="blocks.1.attn")
     assert page.locator("#figure-cosine h3").all_inner_texts() == ["blocks.1.attn"]
-    assert lines(page, "cosine") == 7
+    has_lines(page, "cosine", 7)
     before = column(page, 3)
     page.select_option("#group", label="5 %")
     assert page.locator("#findings-title").inner_text() == "Findings: 5 %"
@@ -259,9 +262,10 @@ def test_axis_site_and_group_are_chosen(visit):
 def test_the_blend_and_the_zoom(visit):
     page = visit("whole")
     page.get_by_role("button", name="Also the blend").click()
-    assert lines(page, "accuracy") == 14
+    has_lines(page, "accuracy", 14)
     before = page.locator("#figure-accuracy .plot").text_content()
     page.get_by_role("button", name="Zoom to the top").click()
+    has_lines(page, "accuracy", 14)
     assert page.locator("#figure-accuracy .plot").text_content() != before
 
 
@@ -294,7 +298,7 @@ def test_everything_is_reached_by_keyboard(visit):
     chip = page.get_by_role("button", name="DCR", exact=True)
     chip.focus()
     page.keyboard.press("Space")
-    assert lines(page, "accuracy") == 6
+    has_lines(page, "accuracy", 6)
     assert page.evaluate("document.activeElement.textContent") == "DCR"  # the focus stays where it was
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.locator("#figure-accuracy .plot").focus()
