@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import segue
-from segue.lab.counting import flops, saved_bytes
+from segue.diagnostics.counting import flops, saved_bytes
 from segue.lab.torchvision_cpu import declare_missing_operators
 
 MODEL = "vit_tiny_patch16_224"

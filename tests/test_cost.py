@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import segue
 from segue.gates import Bernoulli, GumbelSoftmax, Noise
-from segue.lab.counting import flops, saved_bytes
+from segue.diagnostics.counting import flops, saved_bytes
 from segue.lab.small_vit import VisionTransformer
 from segue.losses import FeatureGuidance
 from segue.schedules import Constant

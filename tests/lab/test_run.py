@@ -15,7 +15,7 @@ import segue
 from segue.errors import ConfigError
 from segue.lab import results
 from segue.lab.config import config_hash, from_dict, to_dict
-from segue.lab.counting import StepFlops
+from segue.diagnostics.counting import StepFlops
 from segue.lab.run import commit, is_finished, run, run_alone
 from segue.lab.teachers import teacher_model
 from segue.recipe import Recipe

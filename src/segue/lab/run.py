@@ -27,7 +27,7 @@ from segue.evaluation import Evaluation
 from segue.handover import Handover
 from segue.lab import results
 from segue.lab.config import Run, config_hash, to_dict
-from segue.lab.counting import StepFlops
+from segue.diagnostics.counting import StepFlops
 from segue.lab.drift import Drift
 from segue.lab.locks import locked
 from segue.lab.results import Point, Result, RunInfo, TrainInfo

@@ -1,0 +1,186 @@
+"""Count what a step costs: floating-point operations, bytes kept for the backward pass, bytes alive. No clocks here."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from segue.errors import SegueWarning
+from segue.evaluation import LossFn, padding_mask
+from segue.handover import replace_
+from segue.moment import moment
+from segue.plan import Plan
+
+
+class Uncounted(TorchDispatchMode):
+    """Notice operators that the counter of operations has no formula for, though they compute in earnest."""
+
+    HEAVY = ("attention", "attn", "mm", "matmul", "conv", "linear", "lstm", "gru", "rnn", "transformer")
+
+    def __init__(self, counter: FlopCounterMode) -> None:
+        super().__init__()
+        self.counted = counter.flop_registry
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func._overloadpacket
+        space, _, name = func.name().partition("::")
+        if packet not in self.counted and (space not in ("aten", "prim", "prims") or any(word in name for word in self.HEAVY)):
+            self.found.add(f"{space}::{name.partition('.')[0]}")
+        return func(*args, **(kwargs or {}))
+
+
+def flops(run: Callable[[], object]) -> int:
+    """Count the operations of matrix products, convolutions and attention, forward and backward.
+
+    Attention runs as plain matrix products meanwhile, because a fused kernel hides them from the counter. An operator without
+    a formula is never left out in silence: it gets a warning.
+    """
+    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
+    with sdpa_kernel(SDPBackend.MATH), Uncounted(counter) as uncounted, counter:
+        run()
+    if uncounted.found:
+        warnings.warn(
+            f"operations were counted without those of {', '.join(sorted(uncounted.found))}, which have no formula. "
+            "Hint: give them one with torch.utils.flop_counter.register_flop_formula.",
+            SegueWarning,
+            stacklevel=2,
+        )
+    return int(counter.get_total_flops())
+
+
+def _fused_forward(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _fused_backward(gradient: Any, query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return int(sdpa_backward_flop_count(gradient, query, key, value))
+
+
+# For code that insists on the fused kernel of the CPU, which torch's own counter takes for nothing.
+CPU_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_forward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _fused_backward,
+}
+
+
+def saved_bytes(run: Callable[[], object], beside: Iterable[Tensor]) -> int:
+    """Count the bytes that autograd keeps for backward, each storage once, `beside` those of the given tensors."""
+    known = {tensor.untyped_storage()._cdata for tensor in beside}
+    kept: dict[int, torch.UntypedStorage] = {}  # holding on to the storages keeps their names unique
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            kept[storage._cdata] = storage
+        return tensor.detach()  # not the tensor itself: an output that its own graph holds would never be freed
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+class PeakBytes(TorchDispatchMode):
+    """Follow the bytes of the tensors that come to life in a `with` block; what one operator uses inside is not seen.
+
+    >>> with PeakBytes() as memory:
+    ...     _ = torch.zeros(100) + torch.zeros(100)
+    >>> memory.peak
+    1200
+    """
+
+    def __init__(self, beside: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._alive = {tensor.untyped_storage()._cdata for tensor in beside}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = [tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+        output = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor):
+                self._follow(tensor.untyped_storage(), known)
+        return output
+
+    def _follow(self, storage: torch.UntypedStorage, known: list[int]) -> None:
+        name, size = storage._cdata, storage.nbytes()
+        if name in self._alive or name in known:
+            return
+        self._alive.add(name)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, name, size)
+
+    def _gone(self, name: int, size: int) -> None:
+        self._alive.discard(name)
+        self.now -= size
+
+
+class StepFlops:
+    """Count what the steps of a handover cost, each kind of step once, by taking a real one on a copy of the model."""
+
+    def __init__(self, model: nn.Module, plan: Plan, total: int, batch: Any, loss_fn: LossFn) -> None:
+        model = copy.deepcopy(model).train()
+        self.handover = replace_(model, dataclasses.replace(plan, release=False), total_steps=total)
+        self.total = total
+        self.batch = batch
+        self.loss_fn = loss_fn
+        self._known: dict[tuple[Any, ...], int] = {}
+        self._first = True
+
+    def __call__(self, step: int) -> int:
+        """Return the operations of one step: forward, guidance, distillation and backward."""
+        kind = self._kind(step)
+        if kind not in self._known:
+            if self._first and step > 0:
+                self(0)  # the first forward compares the two sides, which no later one does
+            self._known[kind] = self._count(step)
+        return self._known[kind]
+
+    def students_alone(self) -> int:
+        """Return the operations of a step in which nothing but students runs."""
+        with torch.random.fork_rng(devices=[]), self.handover.as_student():
+            return flops(lambda: self._backward(self.loss_fn(self.handover.model, self.batch)))
+
+    def teacher_pass(self) -> int:
+        """Return the operations of one forward of the untouched model."""
+        with torch.no_grad(), self.handover.as_teacher():
+            return flops(lambda: self.loss_fn(self.handover.model, self.batch))
+
+    def _kind(self, step: int) -> tuple[Any, ...]:
+        """Name the kind of a step: what the first site does, and how many of the others do what.
+
+        Sites of one plan are mostly alike and so cost the same; before the first, no gradient is needed.
+        """
+        now = moment(self.handover.plan, self.handover.sites, step, self.total)
+        first, *others = (
+            (site.closed, site.hold, 0.0 < site.weight < 1.0, site.weight == 1.0, site.guidance > 0)
+            for site in now.sites.values()
+        )
+        return step == 0, now.distill > 0, first, *sorted(Counter(others).items())
+
+    def _count(self, step: int) -> int:
+        self._first = False
+        self.handover.resume_at(step)
+        with torch.random.fork_rng(devices=[]):
+            return flops(self._step)
+
+    def _step(self) -> None:
+        loss = self.loss_fn(self.handover.model, self.batch)
+        self._backward(loss + self.handover.aux_loss(padding_mask(self.batch)))
+
+    def _backward(self, loss: Tensor) -> None:
+        trained = list(self.handover.parameters())
+        torch.autograd.grad(loss, trained, allow_unused=True)
