@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import segue
-from segue.gates import Bernoulli, GumbelSoftmax, Noise
 from segue.diagnostics.counting import flops, saved_bytes
+from segue.gates import Bernoulli, GumbelSoftmax, Noise
 from segue.lab.small_vit import VisionTransformer
 from segue.losses import FeatureGuidance
 from segue.schedules import Constant

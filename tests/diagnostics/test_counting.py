@@ -8,8 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import segue
-from segue.evaluation import Classification
 from segue.diagnostics.counting import StepFlops, flops
+from segue.evaluation import Classification
 from segue.recipe import Recipe
 
 TOTAL = 10  # aggr20 takes over at step 2, halo at 3, lolcats at 5

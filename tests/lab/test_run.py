@@ -12,10 +12,10 @@ from tiny_runs import TASK, TEACHER, config
 from torch.nn import functional as F
 
 import segue
+from segue.diagnostics.counting import StepFlops
 from segue.errors import ConfigError
 from segue.lab import results
 from segue.lab.config import config_hash, from_dict, to_dict
-from segue.diagnostics.counting import StepFlops
 from segue.lab.run import commit, is_finished, run, run_alone
 from segue.lab.teachers import teacher_model
 from segue.recipe import Recipe

@@ -22,12 +22,12 @@ from torch import nn
 import segue
 from segue import checkpoint
 from segue.batches import mapped
+from segue.diagnostics.counting import StepFlops
 from segue.errors import ConfigError
 from segue.evaluation import Evaluation
 from segue.handover import Handover
 from segue.lab import results
 from segue.lab.config import Run, config_hash, to_dict
-from segue.diagnostics.counting import StepFlops
 from segue.lab.drift import Drift
 from segue.lab.locks import locked
 from segue.lab.results import Point, Result, RunInfo, TrainInfo
