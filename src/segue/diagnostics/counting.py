@@ -30,7 +30,7 @@ class Uncounted(TorchDispatchMode):
     HEAVY = ("attention", "attn", "mm", "matmul", "conv", "linear", "lstm", "gru", "rnn", "transformer")
 
     def __init__(self, counter: FlopCounterMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counted = counter.flop_registry
         self.found: set[str] = set()
 
@@ -102,7 +102,7 @@ class PeakBytes(TorchDispatchMode):
     """
 
     def __init__(self, beside: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._alive = {tensor.untyped_storage()._cdata for tensor in beside}
 
