@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from segue.amounts import significant
 from segue.errors import MissingExtraError
 from segue.lab.report.palette import Look, looks
 from segue.lab.report.summary import Group, Method, Summary, summarize
 from segue.lab.report.tables import MARKS
-from segue.lab.report.wording import counted, shortened, significant
+from segue.lab.report.wording import counted, shortened
 from segue.lab.results import Result
 
 if TYPE_CHECKING:

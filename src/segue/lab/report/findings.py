@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from segue.amounts import duration, flops, significant
 from segue.lab.report.curves import finite
-from segue.lab.report.wording import LONGEST, Scale, counted, duration, flops, listed, p_value, shortened, significant
+from segue.lab.report.wording import LONGEST, Scale, counted, listed, p_value, shortened
 
 if TYPE_CHECKING:
     from segue.lab.report.intervals import Estimate

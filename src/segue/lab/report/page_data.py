@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from segue.amounts import duration, flops, memory, significant
 from segue.lab.report import findings, tables
 from segue.lab.report.curves import BY_SITE, WHOLE, Curve
 from segue.lab.report.intervals import Estimate
 from segue.lab.report.palette import looks
 from segue.lab.report.summary import Group, Method, Summary
-from segue.lab.report.wording import counted, duration, flops, listed, memory, significant
+from segue.lab.report.wording import counted, listed
 from segue.lab.results import Result
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from segue.amounts import NOTHING, duration, flops, memory, significant
 from segue.lab.report import findings
 from segue.lab.report.intervals import Estimate
-from segue.lab.report.wording import NOTHING, Scale, counted, duration, flops, memory, p_value, significant
+from segue.lab.report.wording import Scale, counted, p_value
 
 if TYPE_CHECKING:
     from segue.lab.report.summary import Comparison, Group, Held, Method, Summary
