@@ -10,6 +10,8 @@ from segue.plan import Plan
 from segue.sites import Site, select
 
 if TYPE_CHECKING:
+    from segue import diagnostics
+    from segue.diagnostics.costs import cost
     from segue.evaluation import Classification
     from segue.recipe import Recipe
     from segue.training import fit
@@ -24,6 +26,8 @@ __all__ = [
     "SegueError",
     "SegueWarning",
     "Site",
+    "cost",
+    "diagnostics",
     "errors",
     "fit",
     "gates",
@@ -38,7 +42,13 @@ __all__ = [
     "students",
 ]
 
-_WHEN_ASKED = {"fit": "training", "Recipe": "recipe", "Classification": "evaluation"}  # who writes a loop needs none of them
+_WHEN_ASKED = {  # who writes a loop needs none of them
+    "fit": "training",
+    "Recipe": "recipe",
+    "Classification": "evaluation",
+    "cost": "diagnostics.costs",
+    "diagnostics": "diagnostics",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -46,4 +56,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'segue' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"segue.{_WHEN_ASKED[name]}"), name)
+    module = import_module(f"segue.{_WHEN_ASKED[name]}")
+    return module if module.__name__ == f"segue.{name}" else getattr(module, name)

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import segue
-from segue.diagnostics.counting import StepFlops, flops
+from segue.diagnostics.counting import StepCosts, flops
 from segue.evaluation import Classification
 from segue.recipe import Recipe
 
@@ -62,31 +62,31 @@ def test_every_step_costs_what_was_counted_beforehand(name):
     plan = PLANS[name]
     model = Net()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    count = StepFlops(model, plan, TOTAL, CountedBatches().batches[0], Classification())
+    count = StepCosts(model, plan, TOTAL, CountedBatches().batches[0], Classification())
     steps = range(TOTAL - 1) if "theseus" in name else CHOSEN
-    assert {step: count(step) for step in steps} == measured(plan, steps)
+    assert {step: count[step].flops for step in steps} == measured(plan, steps)
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
     assert not any(type(module).__name__ == "Seam" for module in model.modules())
 
 
 def test_the_order_of_asking_does_not_matter():
     plan = PLANS["theseus to the end"]
-    ask = StepFlops(Net(), plan, TOTAL, CountedBatches().batches[0], Classification())
-    backwards = [ask(step) for step in reversed(range(TOTAL))][::-1]
-    ask = StepFlops(Net(), plan, TOTAL, CountedBatches().batches[0], Classification())
-    assert [ask(step) for step in range(TOTAL)] == backwards
+    ask = StepCosts(Net(), plan, TOTAL, CountedBatches().batches[0], Classification())
+    backwards = [ask[step] for step in reversed(range(TOTAL))][::-1]
+    ask = StepCosts(Net(), plan, TOTAL, CountedBatches().batches[0], Classification())
+    assert [ask[step] for step in range(TOTAL)] == backwards
 
 
 def test_counting_draws_nothing_from_the_global_generator():
     before = torch.get_rng_state()
-    count = StepFlops(Net(dropout=0.5), PLANS["theseus"], TOTAL, CountedBatches().batches[0], Classification())
-    assert count(1) > 0
+    count = StepCosts(Net(dropout=0.5), PLANS["theseus"], TOTAL, CountedBatches().batches[0], Classification())
+    assert count[1].flops > 0
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_parts_of_a_step_are_those_of_plain_models():
     batch = CountedBatches().batches[0]
-    count = StepFlops(Net(), PLANS["distillation"], TOTAL, batch, Classification())
+    count = StepCosts(Net(), PLANS["distillation"], TOTAL, batch, Classification())
     loss = Classification()
     plain = Net()
     with torch.no_grad():
@@ -96,5 +96,5 @@ def test_the_parts_of_a_step_are_those_of_plain_models():
         parameter.requires_grad_(".attn." in name)
     trained = [p for p in plain.parameters() if p.requires_grad]
     alone = flops(lambda: torch.autograd.grad(loss(plain, batch), trained))
-    assert count.students_alone() == alone
-    assert count(5) == alone + forward  # distillation: the students' step, and one pass of the original
+    assert count.students_alone().flops == alone
+    assert count[5].flops == alone + forward  # distillation: the students' step, and one pass of the original

@@ -12,7 +12,7 @@ from tiny_runs import TASK, TEACHER, config
 from torch.nn import functional as F
 
 import segue
-from segue.diagnostics.counting import StepFlops
+from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
 from segue.lab import results
 from segue.lab.config import config_hash, from_dict, to_dict
@@ -135,12 +135,12 @@ def test_flops_are_the_sum_of_the_steps_before_a_point(name, finished, place):
     train = finished[name].train_info
     loaded = TASK.load(share=0.1)
     batch = next(iter(loaded.train(16, 0)))
-    count = StepFlops(teacher_of(place), config(name).plan, 10, batch, TASK.loss)
-    steps = [count(step) for step in range(10)]
+    count = StepCosts(teacher_of(place), config(name).plan, 10, batch, TASK.loss)
+    steps = [count[step].flops for step in range(10)]
     for point in train.points:
         assert point.flops == sum(steps[: point.step])
     assert train.flops == sum(steps)
-    assert train.step_flops["students"] == count.students_alone()
+    assert train.step_flops["students"] == count.students_alone().flops
     assert train.step_flops["teacher_pass"] == count.teacher_pass()
     assert train.step_flops["blend"] == max(steps[1:])
 

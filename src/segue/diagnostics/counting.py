@@ -7,8 +7,9 @@ import dataclasses
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from segue.evaluation import LossFn, padding_mask
 from segue.handover import replace_
 from segue.moment import moment
 from segue.plan import Plan
+from segue.surgery import plain_attention
 
 
 class Uncounted(TorchDispatchMode):
@@ -48,17 +50,44 @@ def flops(run: Callable[[], object]) -> int:
     Attention runs as plain matrix products meanwhile, because a fused kernel hides them from the counter. An operator without
     a formula is never left out in silence: it gets a warning.
     """
-    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
-    with sdpa_kernel(SDPBackend.MATH), Uncounted(counter) as uncounted, counter:
+    with _counting() as counter:
         run()
+    return int(counter.get_total_flops())
+
+
+def module_flops(run: Callable[[], object], modules: Mapping[str, nn.Module]) -> dict[str, int]:
+    """Count the operations that happen inside modules, by name, while they are called."""
+    found = dict.fromkeys(modules, 0)
+
+    def enters(name: str) -> Callable[..., None]:
+        return lambda *_: found.update({name: found[name] - int(counter.get_total_flops())})
+
+    def leaves(name: str) -> Callable[..., None]:
+        return lambda *_: found.update({name: found[name] + int(counter.get_total_flops())})
+
+    handles = [module.register_forward_pre_hook(enters(name)) for name, module in modules.items()]
+    handles += [module.register_forward_hook(leaves(name)) for name, module in modules.items()]
+    try:
+        with _counting() as counter:
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+@contextmanager
+def _counting() -> Iterator[FlopCounterMode]:
+    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
+    with sdpa_kernel(SDPBackend.MATH), plain_attention(), Uncounted(counter) as uncounted, counter:
+        yield counter
     if uncounted.found:
         warnings.warn(
             f"operations were counted without those of {', '.join(sorted(uncounted.found))}, which have no formula. "
             "Hint: give them one with torch.utils.flop_counter.register_flop_formula.",
             SegueWarning,
-            stacklevel=2,
+            stacklevel=4,
         )
-    return int(counter.get_total_flops())
 
 
 def _fused_forward(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
@@ -128,7 +157,14 @@ class PeakBytes(TorchDispatchMode):
         self.now -= size
 
 
-class StepFlops:
+class StepCost(NamedTuple):
+    """What one step costs."""
+
+    flops: int  # forward, guidance, distillation and backward
+    saved_bytes: int  # kept for the backward pass, beside parameters and buffers
+
+
+class StepCosts:
     """Count what the steps of a handover cost, each kind of step once, by taking a real one on a copy of the model."""
 
     def __init__(self, model: nn.Module, plan: Plan, total: int, batch: Any, loss_fn: LossFn) -> None:
@@ -137,27 +173,35 @@ class StepFlops:
         self.total = total
         self.batch = batch
         self.loss_fn = loss_fn
-        self._known: dict[tuple[Any, ...], int] = {}
+        self._known: dict[tuple[Any, ...], StepCost] = {}
         self._first = True
 
-    def __call__(self, step: int) -> int:
-        """Return the operations of one step: forward, guidance, distillation and backward."""
+    def __getitem__(self, step: int) -> StepCost:
+        """Return the cost of one step."""
         kind = self._kind(step)
         if kind not in self._known:
             if self._first and step > 0:
-                self(0)  # the first forward compares the two sides, which no later one does
-            self._known[kind] = self._count(step)
+                self[0]  # the first forward compares the two sides, which no later one does
+            self._first = False
+            self.handover.resume_at(step)
+            self._known[kind] = self._count(self._loss)
         return self._known[kind]
 
-    def students_alone(self) -> int:
-        """Return the operations of a step in which nothing but students runs."""
-        with torch.random.fork_rng(devices=[]), self.handover.as_student():
-            return flops(lambda: self._backward(self.loss_fn(self.handover.model, self.batch)))
+    def students_alone(self) -> StepCost:
+        """Return the cost of a step in which nothing but students runs."""
+        with self.handover.as_student():
+            return self._count(lambda: self.loss_fn(self.handover.model, self.batch))
 
     def teacher_pass(self) -> int:
         """Return the operations of one forward of the untouched model."""
         with torch.no_grad(), self.handover.as_teacher():
             return flops(lambda: self.loss_fn(self.handover.model, self.batch))
+
+    def teachers(self) -> dict[str, int]:
+        """Return the operations of one forward of every replaced module, by site."""
+        modules = {name: seam.teacher for name, seam in self.handover.seams.items() if seam.teacher is not None}
+        with torch.no_grad(), self.handover.as_teacher():
+            return module_flops(lambda: self.loss_fn(self.handover.model, self.batch), modules)
 
     def _kind(self, step: int) -> tuple[Any, ...]:
         """Name the kind of a step: what the first site does, and how many of the others do what.
@@ -171,16 +215,12 @@ class StepFlops:
         )
         return step == 0, now.distill > 0, first, *sorted(Counter(others).items())
 
-    def _count(self, step: int) -> int:
-        self._first = False
-        self.handover.resume_at(step)
-        with torch.random.fork_rng(devices=[]):
-            return flops(self._step)
-
-    def _step(self) -> None:
+    def _loss(self) -> Tensor:
         loss = self.loss_fn(self.handover.model, self.batch)
-        self._backward(loss + self.handover.aux_loss(padding_mask(self.batch)))
+        return loss + self.handover.aux_loss(padding_mask(self.batch))
 
-    def _backward(self, loss: Tensor) -> None:
-        trained = list(self.handover.parameters())
-        torch.autograd.grad(loss, trained, allow_unused=True)
+    def _count(self, loss: Callable[[], Tensor]) -> StepCost:
+        model, trained = self.handover.model, list(self.handover.parameters())
+        with torch.random.fork_rng(devices=[]):
+            kept = saved_bytes(loss, [*model.parameters(), *model.buffers()])
+            return StepCost(flops(lambda: torch.autograd.grad(loss(), trained, allow_unused=True)), kept)

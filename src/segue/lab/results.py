@@ -40,6 +40,14 @@ class Point:
     gradient_norm: dict[str, float] = field(default_factory=dict)  # of each student, mean since the last look, unclipped
     drift_blend: dict[str, float] = field(default_factory=dict)  # relative squared distance after the block of each site
     drift_students: dict[str, float] = field(default_factory=dict)  # from the untouched model's stream
+    gate_variance: dict[str, float] = field(default_factory=dict)  # of each student's gradient, caused by the gates
+    gate_variance_error: dict[str, float] = field(default_factory=dict)  # its standard error; 0 where it is exact
+    data_variance: dict[str, float] = field(default_factory=dict)  # of each student's gradient, over minibatches
+    predicted_variance: dict[str, float] = field(default_factory=dict)  # the paper's formula for `gate_variance`
+    curvature_bias: dict[str, float] = field(default_factory=dict)  # of the loss, by mixing at a site at random
+    curvature_bound: dict[str, float] = field(default_factory=dict)  # the paper's bound on it
+    path_rise: dict[str, float] = field(default_factory=dict)  # of the loss from a site's teacher to its student
+    path_bound: dict[str, float] = field(default_factory=dict)  # the paper's bound on it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +78,10 @@ class TrainInfo:
     final: dict[str, float]  # the students alone, on all examples held out
     seconds: float  # of training, looks left out
     flops: float
-    step_flops: dict[str, float]  # of one step by phase: students alone, the teachers' forward, a full teacher pass
+    step_flops: dict[str, float]  # of one step: students alone, the dearest step of the plan, a full teacher pass
     peak_memory: int  # bytes: of the GPU, or of the process
     skipped_steps: int = 0
+    cost: dict[str, Any] = field(default_factory=dict)  # of the plan by phase (segue.cost), for one micro-batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from torch import nn
 import segue
 from segue import checkpoint
 from segue.batches import mapped
-from segue.diagnostics.counting import StepFlops
+from segue.diagnostics.costs import Cost, cost
 from segue.errors import ConfigError
 from segue.evaluation import Evaluation
 from segue.handover import Handover
@@ -58,8 +58,10 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
     model.to(processes.device)
     teacher_look = evaluate(loaded.look)(model)
     teacher_final = teacher["scores"] if config.teacher.task == config.task else evaluate(loaded.final)(model)
-    fitted, step_flops, flops = _replace(config, loaded, model, folder, trackers)
+    fitted, bill = _replace(config, loaded, model, folder, trackers)
     assert fitted.handover is not None
+    micro = config.recipe.accumulate
+    flops = [0, *accumulate(micro * one for one in bill.per_step)]  # before each step
     with fitted.handover.as_student():
         final = evaluate(loaded.final)(model)
     train_info = TrainInfo(
@@ -73,7 +75,12 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
         final=final,
         seconds=fitted.seconds,
         flops=flops[fitted.total_steps],
-        step_flops=step_flops,
+        step_flops={
+            "students": micro * float(bill.student_only.flops),
+            "blend": micro * float(max(bill.per_step[1:] or bill.per_step)),  # the first step also compares the two sides
+            "teacher_pass": micro * float(bill.teacher_pass),
+        },
+        cost=bill.to_dict(),
         peak_memory=_peak_memory(processes.device),
         skipped_steps=fitted.skipped,
     )
@@ -117,22 +124,13 @@ def _claim(config: Run, folder: Path) -> None:
     results.write_json({"config_hash": config_hash(config), "config": to_dict(config)}, path)
 
 
-def _replace(
-    config: Run, loaded: Loaded, model: nn.Module, folder: Path, trackers: tuple[str, ...]
-) -> tuple[Fit, dict[str, float], list[int]]:
-    """Train the replacement; return it, the cost of its kinds of steps, and the operations before each step."""
+def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, trackers: tuple[str, ...]) -> tuple[Fit, Cost]:
+    """Train the replacement; return it, and what its plan costs."""
     batches = loaded.train(config.batch, config.seed)
     device = next(model.parameters()).device
     example = mapped(lambda tensor: tensor.to(device), next(iter(batches)))
     total = config.recipe.total_steps(len(batches))
-    count = StepFlops(model, config.plan, total, example, config.task.loss)
-    per_step = [count(step) * config.recipe.accumulate for step in range(total)]
-    step_flops = {
-        "students": float(count.students_alone() * config.recipe.accumulate),
-        "blend": float(max(per_step[1:] or per_step)),  # the first step also compares the two sides
-        "teacher_pass": float(count.teacher_pass() * config.recipe.accumulate),
-    }
-    del count
+    bill = cost(model, config.plan, example, total_steps=total, loss_fn=config.task.loss)
     few = next(iter(loaded.look))
     few = mapped(lambda tensor: tensor[:DRIFT_EXAMPLES].to(device), few)
     fitted = fit(
@@ -149,7 +147,7 @@ def _replace(
         trackers=trackers,
         progress=config.name,
     )
-    return fitted, step_flops, [0, *accumulate(per_step)]
+    return fitted, bill
 
 
 def _autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

@@ -1,0 +1,253 @@
+"""What a plan costs: Table 1 of the paper as numbers, counted on the user's own model before anything is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from segue.amounts import flops, memory
+from segue.diagnostics.counting import StepCosts
+from segue.errors import SegueWarning
+from segue.evaluation import LossFn
+from segue.gates import Blend
+from segue.handover import Handover
+from segue.losses import LogitDistillation
+from segue.moment import moment
+from segue.outputs import tensors
+from segue.plan import Plan
+from segue.schedules import Constant
+from segue.surgery import call_arguments
+
+HOLD, BLEND, TAKEOVER = "hold", "blend", "after takeover"
+HEADINGS = (
+    "phase",
+    "steps",
+    "operations per step",
+    "operations / student-only",
+    "operations / full teacher",
+    "bytes kept for backward",
+    "bytes / student-only",
+    "parameters held",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Steps of one kind."""
+
+    name: str
+    steps: int
+    flops: float  # of one step, in the mean
+    saved_bytes: int  # kept for the backward pass, in the step that keeps most
+    parameters: int  # in memory: backbone, students, and teachers that have not been released
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The cost of a plan by phase and over the whole run, beside the two things it is compared with."""
+
+    phases: tuple[Phase, ...]
+    student_only: Phase  # the same students, trained without any teacher
+    distillation: Phase  # the same students, and a full pass of the original model at every step
+    teachers: dict[str, int]  # operations of one forward of each replaced module
+    teacher_pass: int  # operations of one forward of the original model
+    per_step: tuple[int, ...] = field(repr=False)  # operations, step by step
+
+    @property
+    def steps(self) -> int:
+        return len(self.per_step)
+
+    @property
+    def flops(self) -> int:
+        """Operations of the whole run."""
+        return sum(self.per_step)
+
+    @property
+    def to_student_only(self) -> float:
+        """Operations of the whole run, relative to student-only training."""
+        return self.flops / (self.steps * self.student_only.flops)
+
+    @property
+    def to_distillation(self) -> float:
+        """Operations of the whole run, relative to distillation by a full teacher."""
+        return self.flops / (self.steps * self.distillation.flops)
+
+    @property
+    def break_even_blend(self) -> float:
+        """So many replaced modules make a step of a blend as dear as one of a full-teacher distillation."""
+        return _over(self.teacher_pass, sum(self.teachers.values()) / len(self.teachers))
+
+    @property
+    def break_even(self) -> float:
+        """So many replaced modules make the whole run as dear as a full-teacher distillation; inf if none do."""
+        extra = self.flops - self.steps * self.student_only.flops
+        return _over(self.teacher_pass * self.steps, extra / len(self.teachers))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Describe the cost as plain data, without its single steps."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "per_step"}
+        plain = {name: dataclasses.asdict(value) for name, value in fields.items() if isinstance(value, Phase)}
+        return fields | plain | {"phases": [dataclasses.asdict(phase) for phase in self.phases], "steps": self.steps}
+
+    def __str__(self) -> str:
+        """Write the cost as a Markdown table and three sentences."""
+        lines = [f"| {' | '.join(cells)} |" for cells in (list(HEADINGS), ["---"] * len(HEADINGS), *map(self.cells, self.rows))]
+        return "\n".join([*lines, "", *self.sentences])
+
+    def cells(self, phase: Phase) -> list[str]:
+        """Write one phase under the headings."""
+        alone, full = self.student_only, self.distillation
+        return [
+            phase.name,
+            f"{phase.steps:,}",
+            flops(phase.flops),
+            f"{phase.flops / alone.flops:.3f}",
+            f"{phase.flops / full.flops:.3f}",
+            memory(phase.saved_bytes),
+            f"{phase.saved_bytes / max(1, alone.saved_bytes):.3f}",
+            f"{phase.parameters:,}",
+        ]
+
+    @property
+    def rows(self) -> tuple[Phase, ...]:
+        """The phases, the mean of the whole run, and what it is compared with."""
+        whole = Phase(
+            name="whole run",
+            steps=self.steps,
+            flops=self.flops / self.steps,
+            saved_bytes=max(phase.saved_bytes for phase in self.phases),
+            parameters=max(phase.parameters for phase in self.phases),
+        )
+        return (*self.phases, whole, self.student_only, self.distillation)
+
+    @property
+    def sentences(self) -> list[str]:
+        """Say what the numbers mean."""
+        sites = len(self.teachers)
+        share = sum(self.teachers.values()) / self.teacher_pass if self.teacher_pass else 0.0
+        return [
+            f"The whole run costs {self.to_student_only:.3f} x student-only training "
+            f"and {self.to_distillation:.3f} x distillation by a full teacher.",
+            f"Replaced: {sites} module{'s' * (sites != 1)}, {share:.1%} of a forward of the original.",
+            f"Break-even with a full teacher: {_modules(self.break_even_blend)} like these for one step of a blend, "
+            f"{_modules(self.break_even)} for the whole run (this plan replaces {sites}).",
+        ]
+
+    def draw(self, path: str | os.PathLike[str]) -> Path:
+        """Draw the operations of every step; needs matplotlib."""
+        from segue.diagnostics.pictures import draw_cost
+
+        return draw_cost(self, Path(path))
+
+
+def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: int = 1000, loss_fn: LossFn | None = None) -> Cost:
+    """Count what a plan costs on a model, per phase and over a run; the model stays as it is.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> import segue
+    >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    >>> found = segue.cost(model, segue.methods.dcr(sites="0"), torch.randn(4, 8))
+    >>> [(phase.name, phase.steps) for phase in found.phases]
+    [('blend', 200), ('after takeover', 800)]
+    >>> round(found.to_student_only, 3)
+    1.05
+
+    Real steps are taken on a copy, each kind once. `batch` is what the model is called with (a tensor, a tuple of arguments, a
+    dict of keyword arguments), or anything that `loss_fn(model, batch)` understands.
+    """
+    loss_fn = loss_fn or _any_loss
+    count = StepCosts(model, plan, total_steps, batch, loss_fn)
+    costs = [count[step] for step in range(total_steps)]
+    kinds = [_kind(count, step) for step in range(total_steps)]
+    teachers = count.teachers()
+    _warn_of_nothing(count, teachers)
+    alone = count.students_alone()
+    held = _held(count.handover)
+    without = _parameters(count.handover.model) - _parameters(*(_teacher(count.handover, name) for name in teachers))
+    phases = []
+    for name in dict.fromkeys(kinds):
+        of_kind = [one for one, kind in zip(costs, kinds, strict=True) if kind == name]
+        mean = sum(one.flops for one in of_kind) / len(of_kind)
+        most = max(one.saved_bytes for one in of_kind)
+        released = name == TAKEOVER and plan.release and plan.distill is None
+        phases.append(
+            Phase(name=name, steps=len(of_kind), flops=mean, saved_bytes=most, parameters=without if released else held)
+        )
+    full = dataclasses.replace(
+        plan,
+        gate=Blend(),
+        schedule=Constant(alpha=0.0),
+        guidance=None,
+        distill=dataclasses.replace(plan.distill or LogitDistillation(), schedule=Constant(alpha=1.0)),
+    )
+    distilled = StepCosts(model, full, total_steps, batch, loss_fn)
+    dear, dear_held = distilled[1], _held(distilled.handover)
+    return Cost(
+        phases=tuple(phases),
+        student_only=Phase(name="student-only", steps=total_steps, parameters=without, **alone._asdict()),
+        distillation=Phase(name="full-teacher distillation", steps=total_steps, parameters=dear_held, **dear._asdict()),
+        teachers=teachers,
+        teacher_pass=count.teacher_pass(),
+        per_step=tuple(one.flops for one in costs),
+    )
+
+
+def _kind(count: StepCosts, step: int) -> str:
+    sites = moment(count.handover.plan, count.handover.sites, step, count.total).sites.values()
+    if any(site.hold for site in sites):
+        return HOLD
+    return TAKEOVER if all(site.closed for site in sites) else BLEND
+
+
+def _held(handover: Handover) -> int:
+    """Count the parameters in memory, with the frozen copy of the original that some plans need."""
+    return _parameters(handover.model, handover.auxiliary.original)
+
+
+def _any_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Turn whatever a model returns into a number that a gradient can start from."""
+    args, kwargs = call_arguments(batch)
+    output = model(*args, **kwargs)
+    return next(x for x in tensors(getattr(output, "logits", output)) if x.is_floating_point()).float().square().mean()
+
+
+def _warn_of_nothing(count: StepCosts, teachers: dict[str, int]) -> None:
+    """Say so where a module that holds matrices seems to cost nothing."""
+    empty = [
+        name
+        for name, found in teachers.items()
+        if found == 0 and any(p.dim() > 1 for p in _teacher(count.handover, name).parameters())
+    ]
+    if empty:
+        warnings.warn(
+            f"0 operations were counted at {len(empty)} of {len(teachers)} sites ({empty[0]!r} first), "
+            "whose modules hold matrices. Hint: they were not called on this batch, or run an operator without a formula.",
+            SegueWarning,
+            stacklevel=3,
+        )
+
+
+def _parameters(*modules: nn.Module | None) -> int:
+    return sum(parameter.numel() for module in modules if module is not None for parameter in module.parameters())
+
+
+def _teacher(handover: Handover, name: str) -> nn.Module:
+    teacher = handover.seams[name].teacher
+    assert teacher is not None
+    return teacher
+
+
+def _over(whole: float, part: float) -> float:
+    return whole / part if part > 0 else math.inf
+
+
+def _modules(count: float) -> str:
+    return f"{count:.1f} modules" if math.isfinite(count) else "no number of modules"
