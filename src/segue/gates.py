@@ -1,6 +1,8 @@
 """Gates: from the teacher's share to the student's weight for one step.
 
 A gate is any function (alpha, noise) -> weight in [0, 1]. `noise=None` asks for the mean, which is what `eval()` uses.
+One whose law is known may also have `outcomes(alpha)`, all of its weights with their probabilities, or, if its weights are
+a continuum, `nodes(alpha)`, a quadrature of the same form: the diagnostics then compute what they would otherwise estimate.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Noise:
 
 
 Gate: TypeAlias = Callable[[float, "Noise | None"], float]
+Outcomes: TypeAlias = tuple[tuple[float, float], ...]  # (weight, probability)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,10 @@ class Blend:
 
     def __call__(self, alpha: float, noise: Noise | None) -> float:
         return 1.0 - alpha
+
+    def outcomes(self, alpha: float) -> Outcomes:
+        """Return the one weight there is."""
+        return ((1.0 - alpha, 1.0),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +57,10 @@ class Bernoulli:
         if noise is None:
             return p
         return 1.0 if noise.uniform() < p else 0.0
+
+    def outcomes(self, alpha: float) -> Outcomes:
+        """Return teacher and student with their probabilities, leaving out what cannot happen."""
+        return tuple((weight, chance) for weight, chance in ((0.0, alpha), (1.0, 1.0 - alpha)) if chance > 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +86,18 @@ class GumbelSoftmax:
         if p in (0.0, 1.0):
             return p
         if noise is None:
-            return _gumbel_mean(p, self.temperature)
-        return _sigmoid((_logit(p) + _logit(noise.uniform())) / self.temperature)
+            return _gumbel_mean(self, p)
+        return self._at(p, _logit(noise.uniform()))
+
+    def nodes(self, alpha: float) -> Outcomes:
+        """Return a quadrature over the noise: the trapezoid rule, which converges exponentially here."""
+        p = 1.0 - alpha
+        if p in (0.0, 1.0):
+            return ((p, 1.0),)
+        return tuple((self._at(p, x), chance) for x, chance in _logistic(min(1.0, self.temperature)))
+
+    def _at(self, p: float, logistic: float) -> float:
+        return _sigmoid((_logit(p) + logistic) / self.temperature)
 
 
 def _logit(p: float) -> float:
@@ -87,15 +108,15 @@ def _sigmoid(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else math.exp(x) / (1.0 + math.exp(x))
 
 
+def _logistic(step: float, reach: float = 20.0) -> tuple[tuple[float, float], ...]:
+    """Return places on the line and the logistic distribution's probability at them; beyond the reach is less than 1e-8."""
+    places = [k * step for k in range(-math.ceil(reach / step), math.ceil(reach / step) + 1)]
+    density = [_sigmoid(x) * _sigmoid(-x) for x in places]
+    total = math.fsum(density)
+    return tuple((x, one / total) for x, one in zip(places, density, strict=True))
+
+
 @lru_cache(maxsize=4096)
-def _gumbel_mean(p: float, temperature: float) -> float:
-    """Integrate over the logistic noise by the trapezoid rule, which converges exponentially here."""
-    step = 0.2 * min(1.0, temperature)
-    count = math.ceil(38.0 / step)
-    centre = _logit(p)
-    total = 0.0
-    for k in range(-count, count + 1):
-        x = k * step
-        density = _sigmoid(x) * _sigmoid(-x)
-        total += density * _sigmoid((centre + x) / temperature)
-    return min(1.0, total * step)
+def _gumbel_mean(gate: GumbelSoftmax, p: float) -> float:
+    """Integrate with a finer rule than the diagnostics need: this mean is what evaluation uses."""
+    return min(1.0, math.fsum(chance * gate._at(p, x) for x, chance in _logistic(0.2 * min(1.0, gate.temperature), 38.0)))

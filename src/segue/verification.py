@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +12,10 @@ from torch.optim.optimizer import Optimizer
 
 from segue import surgery
 from segue.errors import SegueWarning, VerificationError
+from segue.measuring import gradients, set_aside
 from segue.outputs import tensors
 from segue.seam import Seam, View, Watch
-from segue.tensor_files import fingerprint, full
+from segue.tensor_files import fingerprint
 
 if TYPE_CHECKING:
     from segue.handover import Handover
@@ -61,7 +59,7 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
     """Run every check and raise if one fails; the model, its modes, its random state and its step stay as they were."""
     report = Verification()
     model, seams = handover.model, handover.seams
-    with _aside(handover), surgery.evaluating(model), surgery.plain_attention(), _eagerly():
+    with set_aside(handover):
         call = _Call(model, args, kwargs)
         with handover.as_teacher():
             teachers_view = call()
@@ -101,11 +99,6 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
     return report
 
 
-def _eagerly() -> AbstractContextManager[Any]:
-    """Leave compiled code out; where nothing was compiled, do not load torch's compiler to say so."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
 class _Call:
     """The user's batch, run with the same random numbers every time."""
 
@@ -119,26 +112,6 @@ class _Call:
             return list(tensors(self.model(*self.args, **self.kwargs)))
 
 
-@contextmanager
-def _aside(handover: Handover) -> Iterator[None]:
-    """Set the seams aside from the run: what they keep and how they are switched comes back afterwards."""
-    names = ("view", "watch", "hold", "closed", "reached", "blind", "records", "teacher_gradient", "may_skip")
-    before = [(seam, {name: getattr(seam, name) for name in names}) for seam in handover.seams.values()]
-    weights = [(seam, seam.weight_now, seam.mean_now) for seam in handover.seams.values()]
-    refuses, handover.refuses_unreached = handover.refuses_unreached, False
-    for seam, _ in before:
-        seam.records, seam.watch, seam.reached = [], Watch.NOTHING, set()
-    try:
-        yield
-    finally:
-        handover.refuses_unreached = refuses
-        for seam, state in before:
-            for name, value in state.items():
-                setattr(seam, name, value)
-        for seam, weight, mean in weights:
-            seam.set_weight(weight, mean)
-
-
 def _check_gradients(handover: Handover, call: _Call, report: Verification, sites: list[str]) -> None:
     """Take gradients at weight 0.5, as planned and with the gradient passing the teachers."""
     for seam in handover.seams.values():
@@ -150,9 +123,9 @@ def _check_gradients(handover: Handover, call: _Call, report: Verification, site
     for passes in (handover.plan.teacher_gradient, True):
         for seam in handover.seams.values():
             seam.teacher_gradient = passes
-        gradients = _gradients(call, [p for *_, p in named])
+        found = _gradients(call, [p for *_, p in named])
         norms[passes] = dict.fromkeys(sites, 0.0)
-        for (site, name, _), gradient in zip(named, gradients, strict=True):
+        for (site, name, _), gradient in zip(named, found, strict=True):
             if gradient is None:
                 missing.append(name)
             elif not gradient.isfinite().all():
@@ -179,21 +152,9 @@ def _check_gradients(handover: Handover, call: _Call, report: Verification, site
 
 def _gradients(call: _Call, parameters: list[nn.Parameter]) -> list[Tensor | None]:
     outputs = [x for x in call(gradients=True) if x.requires_grad and x.is_floating_point()]
-    if not outputs:
-        return [None] * len(parameters)
     generator = torch.Generator().manual_seed(0)
     directions = [torch.randn(x.shape, generator=generator).to(x) for x in outputs]
-    if not any(hasattr(parameter, "full_tensor") for parameter in parameters):
-        return list(torch.autograd.grad(outputs, parameters, directions, allow_unused=True))
-    kept = [(parameter, parameter.grad) for parameter in call.model.parameters()]  # FSDP hands out gradients in backward() only
-    try:
-        for parameter, _ in kept:
-            parameter.grad = None
-        torch.autograd.backward(outputs, directions)
-        return [None if parameter.grad is None else full(parameter.grad) for parameter in parameters]
-    finally:
-        for parameter, gradient in kept:
-            parameter.grad = gradient
+    return gradients(call.model, outputs, parameters, directions)
 
 
 def _finite(x: Tensor) -> bool:
