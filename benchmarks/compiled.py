@@ -1,0 +1,105 @@
+"""The time of one step of every method under torch.compile.
+
+Command: python -m benchmarks.performance --only compiled; about six minutes on two cores, most of them spent compiling.
+Expected: the ratios of eager code, or better ones; one graph per variant, two for our distillation.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks import machine, peer
+from benchmarks.settings import Settings
+from benchmarks.timing import Ratio, Step, rounds, timed
+from benchmarks.trainees import AGAIN, BLEND, BY_HAND, FINALIZED, GUIDED, KL, TAKEOVER, TORCHDISTILL, Bench, Trainee
+
+EAGER = "student-only, not compiled"
+COMPILING = 0.75  # of the time may go into compiling; what does not fit is left out, and said
+WARM = 2  # steps after the first, in which late recompiles happen
+
+
+def measure(settings: Settings) -> dict[str, Any]:
+    """Compile as many variants as the time allows, the most telling first, and time their steps."""
+    if settings.backend == "inductor" and machine.compiler() is None:
+        return {"skipped": "torch.compile needs a C++ compiler on a CPU, and none was found (g++, clang++ or $CXX)"}
+    begun, seconds = time.perf_counter(), settings.seconds("compiled")
+    trainees: dict[str, Trainee] = {}
+    result: dict[str, Any] = {"backend": settings.backend, "batch": settings.batch, "compile_seconds": {}, "missing": {}}
+    torch._dynamo.reset()
+    limits = {"recompile_limit": 64, "accumulated_recompile_limit": 256, "fail_on_recompile_limit_hit": True}
+    with tempfile.TemporaryDirectory() as cache, torch._dynamo.config.patch(limits):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # a cache of an earlier run would hide what compiling costs
+        for name, build in builders(settings, trainees).items():
+            if trainees and seconds and time.perf_counter() - begun > COMPILING * seconds:
+                result["missing"][name] = "the time for compiling was used up"
+                continue
+            try:
+                trainee = build()
+                trainee.compile(settings.backend)
+                result["compile_seconds"][name] = round(timed(trainee.step) / 1000, 1)
+                for _ in range(WARM):
+                    trainee.step()
+                trainees[name] = trainee
+            except Exception as error:  # whatever a compiler raises, the others are still worth measuring
+                result["missing"][name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
+        eager = Bench(settings, settings.batch).by_hand()
+        steps: dict[str, Step] = {name: trainee.step for name, trainee in trainees.items()} | {EAGER: eager.step}
+        rest = max(0.0, seconds - (time.perf_counter() - begun))
+        result["milliseconds"] = rounds(steps, rest, least=settings.least_rounds)
+        os.environ.pop("TORCHINDUCTOR_CACHE_DIR")
+    torch._dynamo.reset()
+    return result
+
+
+def builders(settings: Settings, built: dict[str, Trainee]) -> dict[str, Callable[[], Trainee]]:
+    """Return what makes each variant, in the order of what is told first."""
+    bench = Bench(settings, settings.batch)
+
+    def torchdistill() -> Trainee:
+        if why := peer.missing():
+            raise ModuleNotFoundError(why)
+        return peer.Boxed(bench, bench.by_hand())
+
+    return {
+        BY_HAND: bench.by_hand,
+        AGAIN: bench.by_hand,
+        TAKEOVER: bench.takeover,
+        BLEND: bench.blend,
+        KL: bench.distillation,
+        TORCHDISTILL: torchdistill,
+        GUIDED: bench.guided,
+        FINALIZED: bench.finalized,
+    }
+
+
+def section(result: dict[str, Any]) -> list[str]:
+    """Write the table, or why there is none."""
+    if "skipped" in result:
+        return [f"Not measured: {result['skipped']}."]
+    times, compiling = result["milliseconds"], result["compile_seconds"]
+    if BY_HAND not in times:
+        return ["Not measured: " + "; ".join(f"{name}: {why}" for name, why in result["missing"].items()) + "."]
+    all_ratios = {name: Ratio.of(values, times[BY_HAND]) for name, values in times.items()}
+    lines = [
+        f'The same at batch {result["batch"]} under `model.compile(backend="{result["backend"]}")`, '
+        f"{len(times[BY_HAND])} rounds. The first step compiles; a graph that this process made before is cached.",
+        "",
+        "| step | time / compiled by hand (95 % interval) | median ms | first step, s |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {all_ratios[name].fine} | {statistics.median(times[name]):.0f} | {compiling.get(name, '')} |"
+        for name in times
+    ]
+    lines += [f"| {name} | not measured: {why} | | |" for name, why in result["missing"].items()]
+    eager = all_ratios[EAGER]
+    gain = "saves time" if eager.low > 1 else "costs time" if eager.high < 1 else "changes nothing that can be told from noise"
+    lines += ["", f"On this machine compiling {gain}: an eager student-only step takes {eager.fine} of a compiled one."]
+    return lines

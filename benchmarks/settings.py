@@ -1,0 +1,71 @@
+"""What `make bench` measures on: one model, one batch, the sizes to grow through.
+
+Command: none of its own.
+Expected: the defaults need about 25 minutes on two cores; `smoke()` needs seconds and measures nothing worth reading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MINUTES = 25.0
+SHARES = {  # of the whole time; the rest is building, counting and compiling
+    "steps": 0.28,
+    "compiled": 0.22,
+    "run": 0.18,
+    "replaced": 0.10,
+    "saturation": 0.19,
+    "profile": 0.03,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that a measurement is told."""
+
+    model: str = "vit_tiny_patch16_224"
+    model_options: dict[str, Any] = field(default_factory=dict)
+    image: int = 224
+    patch: int = 16
+    classes: int = 100
+    sites: str = "blocks.*.attn"
+    batch: int = 8
+    small_batch: int = 4  # for the whole run, the growing number of sites and the growing images
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    images: tuple[int, ...] = (96, 160, 224, 288, 384)
+    counts: tuple[int, ...] = tuple(range(1, 13))  # of replaced modules
+    run_steps: int = 30
+    plan_steps: int = 1000  # of the run whose kinds of steps are counted
+    coins: int = 3  # steps per round for a method whose cost changes with its coins
+    least_rounds: int = 5
+    import_repeats: int = 9
+    backend: str = "inductor"
+    seams: int = 64  # of the chain of tiny layers that shows what a seam costs in Python
+    minutes: float = MINUTES
+
+    def seconds(self, name: str) -> float:
+        """Return how long a measurement may time its steps."""
+        return 60 * self.minutes * SHARES[name]
+
+
+def smoke() -> Settings:
+    """Make everything so small that the whole command takes seconds."""
+    return Settings(
+        model_options={"patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2},
+        image=32,
+        patch=8,
+        classes=5,
+        batch=2,
+        small_batch=2,
+        batches=(1, 2),
+        images=(16, 32),
+        counts=(1, 2),
+        run_steps=10,
+        plan_steps=20,
+        least_rounds=2,
+        import_repeats=1,
+        backend="eager",
+        seams=4,
+        minutes=0.0,
+    )
