@@ -279,7 +279,7 @@ class Handover:
     @contextmanager
     def as_teacher(self) -> Iterator[nn.Module]:
         """Show the teachers alone; students are not computed."""
-        self._require_teachers("as_teacher()")
+        self.require_teachers("as_teacher()")
         with self._viewing(View.TEACHER):
             yield self.model
 
@@ -306,7 +306,7 @@ class Handover:
 
         Call it as you call the model. Without arguments it takes the last training batch.
         """
-        self._require_teachers("similarity()")
+        self.require_teachers("similarity()")
         if not args and not kwargs:
             if self._last_input is None:
                 raise HandoverError(
@@ -325,7 +325,7 @@ class Handover:
 
         The dictionary is filled when the block ends.
         """
-        self._require_teachers("comparing()")
+        self.require_teachers("comparing()")
         alike: dict[str, Similarity] = {}
         evaluation = surgery.evaluating(self.model)
         with torch.no_grad(), self.recording(Watch.PAIR), self._viewing(View.STUDENT), evaluation:
@@ -351,7 +351,7 @@ class Handover:
 
     def verify(self, *args: Any, optimizer: Optimizer | None = None, **kwargs: Any) -> Verification:
         """Prove on your own batch that the handover is exact; returns a readable report, raises if something fails."""
-        self._require_teachers("verify()")
+        self.require_teachers("verify()")
         return verify(self, args, kwargs, optimizer)
 
     def finalize_(self, *, force: bool = False) -> nn.Module:
@@ -378,7 +378,7 @@ class Handover:
 
     def cancel_(self) -> nn.Module:
         """Bring the original model back, bit for bit."""
-        self._require_teachers("cancel_()")
+        self.require_teachers("cancel_()")
         for site in self.sites:
             teacher = self.seams[site.name].teacher
             assert teacher is not None
@@ -434,7 +434,7 @@ class Handover:
                 "start another one with segue.replace_(model, plan).",
             )
 
-    def _require_teachers(self, what: str) -> None:
+    def require_teachers(self, what: str) -> None:
         self._require_running(f"run {what}")
         gone = [name for name, seam in self.seams.items() if seam.teacher is None]
         if gone:

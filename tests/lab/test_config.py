@@ -88,6 +88,7 @@ OTHER = {  # another valid value where half, twice or not would make no sense
     "std": (0.5,),
     "share": 0.5,
     "looks": (1, 2),
+    "diagnostics": (),
 }
 
 

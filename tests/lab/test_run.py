@@ -185,7 +185,7 @@ class Stopping(type(TASK)):
 
         class Loss(type(TASK.loss)):
             def __call__(self, model, batch):
-                training = callable(signal.getsignal(signal.SIGTERM))  # fit listens; what counts operations does not
+                training = model.training and callable(signal.getsignal(signal.SIGTERM))  # fit listens; what counts does not
                 taken.extend([1] * training)
                 if len(taken) == 6:
                     os.kill(os.getpid(), signal.SIGTERM)

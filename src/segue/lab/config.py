@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from segue.diagnostics.recorder import VARIANCE
 from segue.errors import ConfigError, nearest
 from segue.lab import models, sources, tasks
 from segue.lab.tasks import Task
@@ -50,6 +51,7 @@ class Run:
     batch: int = 128
     share: float = 1.0  # of the training data, available to the replacement
     looks: tuple[int, ...] | int = 20
+    diagnostics: tuple[str, ...] = (VARIANCE,)  # what is measured at the looks beside scores: see diagnostics.recorder
     seed: int = 0
 
     @property

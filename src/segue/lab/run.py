@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timezone
 from functools import partial
 from importlib import metadata
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import segue
 from segue import checkpoint
 from segue.batches import mapped
 from segue.diagnostics.costs import Cost, cost
+from segue.diagnostics.recorder import Recorder
 from segue.errors import ConfigError
 from segue.evaluation import Evaluation
 from segue.handover import Handover
@@ -38,6 +39,7 @@ from segue.sites import select
 from segue.training import Fit, fit
 
 DRIFT_EXAMPLES = 64
+MINIBATCHES = 4  # of the training, for the variance of gradients
 PACKAGES = ("torch", "accelerate", "timm", "transformers", "torchvision", "numpy")
 
 
@@ -133,6 +135,8 @@ def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, tracke
     bill = cost(model, config.plan, example, total_steps=total, loss_fn=config.task.loss)
     few = next(iter(loaded.look))
     few = mapped(lambda tensor: tensor[:DRIFT_EXAMPLES].to(device), few)
+    drift = Drift(model, select(model, config.plan.sites), few, config.task.loss)
+    recorder = Recorder(islice(batches, MINIBATCHES), config.task.loss, config.diagnostics)
     fitted = fit(
         model,
         config.plan,
@@ -143,7 +147,7 @@ def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, tracke
         folder=folder,
         resume=True,
         looks=config.looks,
-        measure=Drift(model, select(model, config.plan.sites), few, config.task.loss),
+        measure=lambda handover: drift(handover) | recorder(handover),
         trackers=trackers,
         progress=config.name,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from segue.diagnostics.recorder import VARIANCE
 from segue.lab.config import Run, Stage, Teacher
 from segue.lab.models import SentenceClassifier, SmallViT, Timm
 from segue.lab.sources import CropFlip, Digits, HubDataset, Idx, Torchvision, Tsv
@@ -25,6 +26,7 @@ class Scale:
     batch: int
     looks: int
     share: float = 1.0
+    diagnostics: tuple[str, ...] = (VARIANCE,)
 
     def run(self, variant: Variant, *, seed: int = 0, share: float | None = None, group: str = "all", **settings: Any) -> Run:
         """Return the configuration of one method with one seed; further settings go to its plan."""
@@ -41,6 +43,7 @@ class Scale:
             batch=self.batch,
             share=self.share if share is None else share,
             looks=self.looks if total is None else early_looks(total, self.looks),
+            diagnostics=self.diagnostics,
             seed=seed,
         )
 
