@@ -126,7 +126,7 @@ const Chart = (() => {
     const means = panel.series.flatMap((one) => one.points.map((point) => point[1]));
     const known = [...(panel.beside || means), ...(panel.reference === null ? [] : [panel.reference])];  // beside: panels read side by side share their scale
     const x0 = Math.min(0, ...xs), x1 = Math.max(...xs);
-    const positive = means.filter((value) => value > 0);
+    const positive = [...means, ...(panel.reference === null ? [] : [panel.reference])].filter((value) => value > 0);
     const log = panel.log && positive.length > 0 && Math.max(...positive) > 30 * Math.min(...positive);
     let low, high;
     if (log) {
@@ -178,7 +178,7 @@ const Chart = (() => {
     node.append(label);
   }
 
-  // A panel is {title, axis, percent, log, low, reference, read, series: [{name, look, colour, faint, points: [x, mean, half]}]}.
+  // A panel is {title, axis, percent, log, low, reference, referenceName, read, series: [{name, look, colour, faint, points: [x, mean, half]}]}.
   function draw(panel, clip) {
     const box = element("div", { class: "panel" });
     if (panel.title) box.append(element("h3", {}, panel.title));
@@ -201,6 +201,8 @@ const Chart = (() => {
       follow.cursor = svg("g");
       plot.append(follow.cursor);
     };
+    const zeros = panel.log ? panel.series.filter((one) => !one.faint && one.points.every((point) => point[1] === 0)) : [];
+    if (zeros.length) box.append(element("p", { class: "hint zeros" }, `0 throughout: ${zeros.map((one) => one.name).join(", ")}.`));
     new ResizeObserver(redraw).observe(box);
     listen(plot, tip, panel, follow);
     return box;
@@ -224,7 +226,7 @@ const Chart = (() => {
       const y = at.y(panel.reference);
       plot.append(svg("line", { class: "teacher", x1: at.inner.left, x2: at.inner.right, y1: y, y2: y }));
       const name = svg("text", { class: "teacher-name", x: at.inner.right, y: y - 4, "text-anchor": "end" });
-      name.textContent = "teacher";
+      name.textContent = panel.referenceName || "teacher";
       plot.append(name);
     }
     panel.series.forEach((one, index) => {

@@ -11,7 +11,8 @@ from segue.lab.report.intervals import Estimate, estimate
 from segue.lab.results import Point, Result
 
 BY_SITE = ("cosine", "relative_error", "gradient_norm", "drift_blend", "drift_students")
-WHOLE = ("students", "blend", "alpha", "loss")
+SUMMED = ("gate_variance", "data_variance")  # variances of independent parts add up: over the sites they are one number
+WHOLE = ("students", "blend", "alpha", "loss", *SUMMED)
 EARLY = 0.2  # the share of the training in which aggr20 hands over, taken for every method alike
 
 Looks = list[tuple[float, float | None]]  # (step, value); what was measured but is not finite is None
@@ -84,12 +85,26 @@ def whole_looks(run: Result, quantity: str) -> Looks:
     if quantity in ("students", "blend"):
         score = run.train_info.score
         return _looks_by_key(run, lambda point: getattr(point, quantity), score)
+    if quantity in SUMMED:
+        return _looks(run, lambda point: over_sites(getattr(point, quantity)))
     return _looks(run, lambda point: getattr(point, quantity))
 
 
 def site_looks(run: Result, quantity: str, site: str) -> Looks:
     """Read one quantity at one site from a run's points; looks that did not measure it are left out."""
     return _looks_by_key(run, lambda point: getattr(point, quantity), site)
+
+
+def over_sites(values: Mapping[str, float | None]) -> float | None:
+    """Add up what was measured at the sites; None if nothing was, NaN if a part of it is not finite."""
+    found = [math.nan if value is None else value for value in values.values()]
+    return math.fsum(found) if found and all(map(math.isfinite, found)) else math.nan if found else None
+
+
+def annealed(run: Result) -> list[Point]:
+    """Choose the looks at which teachers still had a share; all looks of a run whose teachers never had one."""
+    points = run.train_info.points
+    return [point for point in points if (finite(point.alpha) or 0.0) > 0] or points
 
 
 def on_steps(looks: Looks, steps: Sequence[float], without: Collection[float] = ()) -> list[float | None]:

@@ -5,27 +5,26 @@ from __future__ import annotations
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from segue.amounts import significant
 from segue.errors import MissingExtraError
 from segue.lab.report.palette import Look, looks
-from segue.lab.report.summary import Group, Method, Summary, summarize
+from segue.lab.report.panels import Panel, group_figures
+from segue.lab.report.summary import Group, Summary, summarize
 from segue.lab.report.tables import MARKS
-from segue.lab.report.wording import counted, shortened
+from segue.lab.report.wording import counted, listed, shortened
 from segue.lab.results import Result
 
-if TYPE_CHECKING:
-    from segue.lab.report.curves import Curve, Line
-
 WIDTH = 3.3  # inches: a column of a two-column paper
+FAINT = (1, 1.6)  # dashes of a companion
 LEFT, RIGHT, BOTTOM, TOP, GAP = 0.52, 0.08, 0.38, 0.06, 0.3
 PANEL = 1.25
 LEGEND_ROW = 0.135
+NOTE_ROW, NOTE_LETTERS = 0.13, 62
 FONT = 7
 SETTINGS: Any = {
     "font.size": FONT,
@@ -50,32 +49,6 @@ SETTINGS: Any = {
 }
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """One curve ready to be drawn."""
-
-    label: str
-    look: Look
-    x: Sequence[float]
-    mean: Sequence[float | None]
-    half: Sequence[float | None]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One pair of axes."""
-
-    title: str
-    x_label: str
-    y_label: str
-    lines: list[Drawn]
-    reference: float | None = None
-    log: bool = False
-    bottom: float | None = None
-    limits: tuple[float, float] | None = None
-    ticks: list[str] | None = None  # names along x in place of numbers
-
-
 def draw_all(results: list[Result], folder: Path) -> list[Path]:
     """Draw every figure as PNG and PDF."""
     return draw(summarize(results), folder)
@@ -88,7 +61,7 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
     look_of = looks(name for name, _ in summary.methods)
     paths = []
     for group, suffix in zip(summary.groups, _suffixes([group.name for group in summary.groups]), strict=True):
-        for name, panels in _group_figures(group, summary, look_of).items():
+        for name, panels in group_figures(group, summary, look_of).items():
             if any(panel.lines for panel in panels):
                 paths += _write(folder, f"{name}{suffix}", lambda p=panels, g=group: _figure(p, _seeds_note(g)))  # type: ignore[misc]
     if summary.groups:
@@ -106,101 +79,18 @@ def require_matplotlib() -> None:
         ) from None
 
 
-def _group_figures(group: Group, summary: Summary, look_of: dict[str, Look]) -> dict[str, list[Panel]]:
-    times = 100.0 if summary.scale.percent else 1.0
-    percent = " (%)" if summary.scale.percent else ""
-    unit, name = _time_unit(max((method.line.seconds[-1] for method in group.methods if method.line.seconds), default=0.0))
-
-    def drawn(x: Callable[[Line], list[float]], y: Callable[[Line], Curve], times: float = 1.0) -> list[Drawn]:
-        return [
-            Drawn(method.label, look_of[method.method], x(method.line), _scaled(curve.mean, times), _scaled(curve.half, times))
-            for method in group.methods
-            if (curve := y(method.line)).known
-        ]
-
-    def at_sites(quantity: str, y_label: str, *, log: bool = False) -> list[Panel]:
-        return [
-            Panel(
-                shortened(group.sites[index], 42),
-                "epoch",
-                y_label,
-                drawn(lambda line: line.epoch, lambda line, s=group.sites[index]: line.by_site[quantity][s]),  # type: ignore[misc]
-                log=log,
-            )
-            for index in group.shown_sites
-        ]
-
-    def by_depth(title: str, y_label: str, read: Callable[[Method], list[Any]]) -> Panel:
-        lines = [
-            Drawn(
-                method.label,
-                look_of[method.method],
-                list(range(len(found))),
-                [None if one is None else one.mean for one in found],
-                [None if one is None else one.half for one in found],
-            )
-            for method, found in ((method, read(method)) for method in group.methods)
-            if any(one is not None for one in found)
-        ]
-        return Panel(
-            title, "site, in the order of depth", y_label, lines, log=True, ticks=[str(i) for i in range(len(group.sites))]
-        )
-
-    teacher = None if group.teacher_look is None else times * group.teacher_look
-    score = f"{group.score}{percent}"
-    return {
-        "cosine": _on_one_scale(at_sites("cosine", "interface cosine")),
-        "accuracy": [
-            Panel(
-                "students alone",
-                label,
-                score,
-                drawn(x, lambda line: line.whole["students"], times),
-                teacher,
-                bottom=0.0 if summary.scale.percent else None,
-            )
-            for label, x in (
-                ("epoch", lambda line: line.epoch),
-                (f"training time ({name})", lambda line: [value / unit for value in line.seconds]),
-            )
-        ],
-        "schedules": [
-            Panel(
-                "",
-                "share of the training",
-                "alpha, the teacher's share",
-                drawn(lambda line: line.progress, lambda line: line.whole["alpha"]),
-            )
-        ],
-        "gradient_norm": at_sites("gradient_norm", "gradient norm", log=True),
-        "drift": at_sites("drift_blend", "drift", log=True),
-        "depth": [
-            by_depth("gradient norm, mean over the first fifth", "gradient norm", lambda method: method.early_gradient),
-            by_depth("drift of the model as it trains, first fifth", "drift", lambda method: method.early_drift),
-            by_depth("drift of the students alone, at the end", "drift", lambda method: method.last_drift),
-        ],
-    }
-
-
-def _on_one_scale(panels: list[Panel]) -> list[Panel]:
-    """Give panels that are read side by side the same limits."""
-    means = [mean for panel in panels for line in panel.lines for mean in line.mean if mean is not None]
-    low, high = min([0.0, *means]), max([0.0, *means])
-    margin = 0.06 * (high - low or 1.0)
-    return [replace(panel, limits=(low - margin, high + margin)) for panel in panels]
-
-
 def _figure(panels: list[Panel], note: str) -> Any:
     from matplotlib.figure import Figure
 
     panels = [panel for panel in panels if panel.lines]
-    entries = {line.look: line.label for panel in panels for line in panel.lines}
+    entries = {line.look: line.label for panel in panels for line in panel.lines if not line.faint}
     columns = 2 if all(len(label) <= 22 for label in entries.values()) and len(entries) > 1 else 1
     legend = LEGEND_ROW * -(-len(entries) // columns) + 0.02
     titles = [0.14 if panel.title else 0.0 for panel in panels]
     same_x = len({panel.x_label for panel in panels}) == 1
     gaps = [BOTTOM if not same_x or i == len(panels) - 1 else 0.12 for i in range(len(panels))]
-    note_height = 0.16
+    notes = textwrap.wrap("; ".join([note, *_zeros(panels)]), NOTE_LETTERS)
+    note_height = 0.03 + NOTE_ROW * len(notes)
     height = TOP + legend + sum(PANEL + title + gap for title, gap in zip(titles, gaps, strict=True)) + note_height
     figure = Figure(figsize=(WIDTH, height))
     top = height - TOP - legend
@@ -210,12 +100,18 @@ def _figure(panels: list[Panel], note: str) -> Any:
         _fill(figure.add_axes(box), panel, show_x=not same_x or index == len(panels) - 1)
         top -= PANEL + gap
     _legend(figure, entries, columns, 1 - TOP / height)
-    if any(
-        _logarithmic(panel) and any(y is not None and y <= 0 for line in panel.lines for y in line.mean) for panel in panels
-    ):
-        note += "; zeros left out"
-    figure.text(0.02, 0.05 / height, note, color="#555555", fontsize=FONT)
+    figure.text(0.02, 0.05 / height, "\n".join(notes), color="#555555", fontsize=FONT, linespacing=1.2)
     return figure
+
+
+def _zeros(panels: list[Panel]) -> list[str]:
+    """Say what a logarithmic scale cannot show."""
+    lines = [[y for y in line.mean if y is not None] for panel in panels if _logarithmic(panel) for line in panel.lines]
+    names = dict.fromkeys(
+        line.label for panel in panels if _logarithmic(panel) for line in panel.lines if not line.faint and not any(line.mean)
+    )
+    some = any(y <= 0 for means in lines if any(means) for y in means)
+    return ["zeros left out"] * some + ([f"0 throughout: {listed(list(names))}"] if names else [])
 
 
 def _fill(axes: Any, panel: Panel, *, show_x: bool) -> None:
@@ -229,27 +125,30 @@ def _fill(axes: Any, panel: Panel, *, show_x: bool) -> None:
             x,
             [point[1] for point in known],
             color=line.look.light,
-            linestyle=(0, line.look.dash) if line.look.dash else "-",
-            marker=line.look.marker,
+            linestyle=(0, FAINT) if line.faint else (0, line.look.dash) if line.look.dash else "-",
+            linewidth=0.7 if line.faint else 1.1,
+            marker="" if line.faint else line.look.marker,
             markevery=(index * max(1, every // 4) % every, every) if len(x) > 1 else 1,
             markeredgewidth=0,
             zorder=3,
         )
         banded = [(x, y - half, y + half) for x, y, half in known if half is not None]
-        if banded:
+        if banded and not line.faint:
             axes.fill_between(*zip(*banded, strict=True), color=line.look.light, alpha=0.13, linewidth=0, zorder=2)
     _scale_y(axes, panel)
     if panel.reference is not None:
         axes.axhline(panel.reference, color="#222222", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
         place = ("right", 1.0) if panel.lines else ("left", 0.0)
         axes.annotate(
-            "teacher", (place[1], panel.reference), xycoords=("axes fraction", "data"), ha=place[0], va="bottom",
+            panel.reference_name, (place[1], panel.reference), xycoords=("axes fraction", "data"), ha=place[0], va="bottom",
             xytext=(0, 1), textcoords="offset points", color="#222222",
         )  # fmt: skip
     if panel.ticks is not None:
         from matplotlib.ticker import MaxNLocator
 
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
+    else:
+        axes.locator_params(axis="x", nbins=6)
     axes.set_title(panel.title, loc="left", pad=2, color="#333333")
     axes.set_ylabel(panel.y_label)
     axes.set_xlabel(panel.x_label if show_x else "")
@@ -263,7 +162,7 @@ def _scale_y(axes: Any, panel: Panel) -> None:
 
     means = [value for line in panel.lines for value in line.mean if value is not None]
     if _logarithmic(panel):
-        positive = [value for value in means if value > 0]
+        positive = [value for value in [*means, panel.reference or 0.0] if value > 0]
         axes.set_yscale("log", nonpositive="clip")
         axes.set_ylim(min(positive) / 1.6, max(positive) * 1.6)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(positive) < 60 * min(positive) else (1, 3)))
@@ -276,11 +175,13 @@ def _scale_y(axes: Any, panel: Panel) -> None:
         top = max([*means, panel.reference or 0.0])
         axes.set_ylim(panel.bottom, 1.13 * top if top > panel.bottom else panel.bottom + 1)
     elif panel.log and means:
-        axes.set_ylim(min(0.0, *means), 1.15 * max(means) if max(means) > 0 else 1.0)
+        top = max([*means, panel.reference or 0.0])
+        axes.set_ylim(min(0.0, *means), 1.15 * top if top > 0 else 1.0)
 
 
 def _logarithmic(panel: Panel) -> bool:
-    positive = [value for line in panel.lines for value in line.mean if value is not None and value > 0]
+    means = [value for line in panel.lines for value in line.mean if value is not None]
+    positive = [value for value in [*means, panel.reference or 0.0] if value > 0]
     return panel.log and bool(positive) and max(positive) > 30 * min(positive)
 
 
@@ -392,11 +293,3 @@ def _seeds_note(group: Group) -> str:
         return "one seed: no interval"
     seeds = counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     return f"mean and 95 % interval over {seeds}" + ("; one seed: no interval" if counts[0] == 1 else "")
-
-
-def _scaled(values: Sequence[float | None], times: float) -> list[float | None]:
-    return [None if value is None else times * value for value in values]
-
-
-def _time_unit(longest: float) -> tuple[float, str]:
-    return (3600.0, "h") if longest > 2 * 3600 else (60.0, "min") if longest > 120 else (1.0, "s")

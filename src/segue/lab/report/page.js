@@ -29,7 +29,15 @@
     { id: "drift", title: "Drift of the residual stream", sites: "drift_blend", other: "drift_students", log: true, read: number,
       hint: "Relative squared distance from the untouched model’s stream after the block of a site: how far out of distribution the next block’s input is." },
     { id: "depth", title: "Along the depth", read: number, log: true,
+      depth: { early_gradient: "Gradient norm, first fifth", early_drift: "Drift as it trains, first fifth", last_drift: "Drift of the students alone, at the end" },
       hint: "Every site at once: means over the first fifth of the training, where the teachers leave, and at the end." },
+    { id: "gate_variance", title: "Gradient variance caused by the gates", costs: true, log: true, read: number,
+      hint: "Of the students’ gradients, summed over the sites, as long as any teacher has a share: what the gates alone cause for a given minibatch. Thin and dotted: what the choice of the minibatch causes." },
+    { id: "variance_depth", title: "Gate-induced variance along the depth", costs: true, log: true, read: number,
+      depth: { gate_variance: "Mean over the looks of the anneal" }, hint: "What the gates alone cause in the gradient of every student." },
+    { id: "bounds", title: "Curvature bias and loss path beside their bounds", costs: true, log: true, read: number, reference: { at: 1, name: "bound" },
+      depth: { curvature: "Curvature bias / bound", path: "Rise along the path / bound" },
+      hint: "Propositions 3 and 4 of the paper at every site, mean over the looks of the anneal: sizes relative to the bound, so 1 is the most that the paper allows." },
     { id: "loss", title: "Training loss", read: number, hint: "Mean since the last look, guidance included." },
   ];
 
@@ -37,14 +45,18 @@
   const present = () => data.methods.filter((method) => method.id in group().lines);
   const visible = () => present().filter((method) => !state.hidden.has(method.id));
 
+  const measured = (byMethod) => Object.values(byMethod).some((one) => one !== null);
+  const drawable = (figure) => !figure.costs
+    || (figure.depth ? Object.keys(figure.depth).some((key) => measured(group().depth[key])) : Object.values(group().lines).some((one) => one.whole[figure.id] !== null));
+
   function points(xs, curve) {
     return curve === null || curve === undefined ? [] : xs.map((x, i) => [x, curve[0][i], curve[1][i]]).filter((point) => point[1] !== null);
   }
 
-  function series(read, axis, faint = false) {
+  function series(read, axis, faint = "") {
     return visible().map((method) => ({
-      name: faint ? `${method.label}, blend` : method.label,
-      look: method, colour: colour(method), faint, points: points(group().lines[method.id].x[axis], read(group().lines[method.id])),
+      name: faint ? `${method.label}, ${faint}` : method.label,
+      look: method, colour: colour(method), faint: Boolean(faint), points: points(group().lines[method.id].x[axis], read(group().lines[method.id])),
     }));
   }
 
@@ -62,16 +74,20 @@
     }
     if (figure.id === "accuracy") {
       const all = series((one) => one.whole.students, state.axis);
-      if (state.blend) all.push(...series((one) => one.whole.blend, state.axis, true));
+      if (state.blend) all.push(...series((one) => one.whole.blend, state.axis, "blend"));
       const low = state.zoom ? 0.85 * (group().teacher_look ?? 0) : data.percent ? 0 : null;
       return [{ ...base, percent: data.percent, low, reference: group().teacher_look, series: all }];
     }
-    if (figure.id === "depth") {
-      const names = { early_gradient: "Gradient norm, first fifth", early_drift: "Drift as it trains, first fifth", last_drift: "Drift of the students alone, at the end" };
-      return Object.entries(names).map(([key, title]) => ({
-        ...base, title, name: title, axis: "site", log: true, low: 0, sites: group().sites,
+    if (figure.depth) {
+      return Object.entries(figure.depth).filter(([key]) => !figure.costs || measured(group().depth[key])).map(([key, title]) => ({
+        ...base, title, name: title, axis: "site", log: true, low: 0, sites: group().sites, reference: figure.reference?.at ?? null, referenceName: figure.reference?.name,
         series: visible().map((method) => ({ name: method.label, look: method, colour: colour(method), points: points(group().sites.map((_, i) => i), group().depth[key][method.id]) })),
       }));
+    }
+    if (figure.id === "gate_variance") {
+      const both = [...series((one) => one.whole.gate_variance, "progress"), ...series((one) => one.whole.data_variance, "progress", "minibatches")];
+      for (const one of both) one.points = one.points.filter((point) => point[0] <= group().anneal_end);
+      return [{ ...base, axis: "progress", log: true, low: 0, series: both }];
     }
     if (figure.id === "schedules") return [{ ...base, axis: "progress", low: 0, series: series((one) => one.whole.alpha, "progress") }];
     return [{ ...base, low: 0, series: series((one) => one.whole.loss, state.axis) }];
@@ -101,7 +117,7 @@
       details.querySelectorAll(".scroll").forEach((old) => old.remove());
       if (details.open) details.append(...panels(figure).map(dataTable));
     });
-    card.refill = refill;
+    card.refill = () => { card.hidden = !drawable(figure); if (!card.hidden) refill(); };
     return card;
   }
 
@@ -180,6 +196,22 @@
       element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": one.title }, element("table", {},
         element("thead", {}, element("tr", {}, ...data.compared.map((text, i) => element("th", { scope: "col", class: i === 1 || i === data.compared.length - 1 ? "text" : null }, text)))),
         element("tbody", {}, ...one.rows.map((cells) => element("tr", {}, ...cells.map((cell, i) => element(i ? "td" : "th", { scope: i ? null : "row", class: i === 1 ? "text" : i === cells.length - 1 ? "text words" : null }, cell[0]))))))))) : [element("p", { class: "hint" }, "There is nothing to compare: a comparison needs a baseline and another method in the same group.")]));
+  }
+
+  function costTables() {
+    const found = group().table_one;
+    at("costs-card").hidden = found === null;
+    if (found === null) return;
+    list("costs-findings", found.findings);
+    const table = (name, kind, headings, rows, cell) => element("div", { class: "scroll group-table", tabindex: "0", role: "region", "aria-label": name },
+      element("table", { class: kind, role: "table" },  // roles: a phone shows the rows as blocks, which would lose them
+        element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...["Method", ...headings].map((text) => element("th", { scope: "col", role: "columnheader" }, text)))),
+        element("tbody", { role: "rowgroup" }, ...rows.map((row) => element("tr", { role: "row" }, element("th", { scope: "row", role: "rowheader" }, line(methodOf[row.method])),
+          ...row.cells.map((one, i) => element("td", { role: "cell", "data-heading": headings[i] }, ...cell(one))))))));
+    const beside = ([text, word, verdict]) => [element("span", {}, unbroken(text)),
+      word ? element("small", {}, `The paper: “${word}” `, element("span", { class: verdict === "holds" ? "verdict" : "verdict not-so" }, verdict)) : null];
+    at("costs").replaceChildren(table("Table 1, measured", "costs beside", found.aspects, found.words, beside),
+      ...(found.columns.length ? [table("Costs in numbers", "costs", found.columns, found.numbers, (text) => [unbroken(text)])] : []));
   }
 
   function winsTable() {
@@ -263,6 +295,7 @@
     drawFigures();
     methodTable();
     comparedTables();
+    costTables();
   }
 
   function theme() {
@@ -283,7 +316,9 @@
   list("overview", data.findings);
   winsTable();
   controls();
-  at("figures").replaceChildren(...cards);
+  at("figures").replaceChildren(...cards.filter((_, i) => !FIGURES[i].costs));
+  at("cost-figures").replaceChildren(...cards.filter((_, i) => FIGURES[i].costs));
+  at("costs-reading").textContent = data.reading;
   at("compared-hint").textContent = `Paired by seed: the same seed sees the same batches. ${data.comparisons} ${data.comparisons === 1 ? "comparison" : "comparisons"} per measure over all groups; p-values stand alone and adjusted by Holm’s method. The best baseline is the one with the best mean in the group.`;
   at("files").replaceChildren(...(data.files || []).map((path) => element("li", {}, element("a", { href: path }, path))));
   runList();

@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 from segue.amounts import duration, flops, memory, significant
-from segue.lab.report import findings, tables
+from segue.lab.report import findings, paper_words, tables
 from segue.lab.report.curves import BY_SITE, WHOLE, Curve
 from segue.lab.report.intervals import Estimate
 from segue.lab.report.palette import looks
 from segue.lab.report.summary import Group, Method, Summary
+from segue.lab.report.table_one import BY_DEPTH
 from segue.lab.report.wording import counted, listed
 from segue.lab.results import Result
 
@@ -28,6 +29,7 @@ def page_data(summary: Summary, results: list[Result], title: str) -> dict[str, 
         "methods": [{"id": name, "label": label, **vars(look_of[name])} for name, label in summary.methods],
         "groups": [_group(group, summary) for group in summary.groups],
         "compared": tables.COMPARED,
+        "reading": paper_words.READING,
         "comparisons": summary.comparisons,
         "runs": [_run(result, summary) for result in results],
     }
@@ -89,12 +91,34 @@ def _group(group: Group, summary: Summary) -> dict[str, Any]:
             }
             for measure in findings.MEASURE_NAMES
         ],
+        "table_one": _table_one(group),
+        "anneal_end": _rounded(group.anneal_end),
         "lines": {method.method: _line(method) for method in group.methods},
         "depth": {
             name: {method.method: _profile(getattr(method, name)) for method in group.methods}
             for name in ("early_gradient", "early_drift", "last_drift")
-        },
+        }
+        | {name: {method.method: _profile(method.table_one.by_depth[name]) for method in group.methods} for name in BY_DEPTH},
         "wins": {method.method: _win(method, group, summary) for method in group.methods},
+    }
+
+
+def _table_one(group: Group) -> dict[str, Any] | None:
+    """Gather the section on costs and variance; None where these runs have nothing for it."""
+    aspects, numbers = tables.shown_aspects(group), tables.cost_columns(group)
+    if not aspects:
+        return None
+    return {
+        "findings": paper_words.sentences(group),
+        "aspects": [aspect.heading for aspect in aspects],
+        "words": [
+            {"method": method.method, "cells": [paper_words.beside(method, aspect) for aspect in aspects]}
+            for method in group.methods
+        ],
+        "columns": [column.heading for column in numbers],
+        "numbers": [
+            {"method": method.method, "cells": [column.cell(method).text for column in numbers]} for method in group.methods
+        ],
     }
 
 

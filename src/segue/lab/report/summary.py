@@ -12,6 +12,7 @@ from segue.lab.report import findings, tables
 from segue.lab.report.curves import Line, early_mean, finite, gather, last, mean, profile, whole_looks
 from segue.lab.report.intervals import Difference, Estimate, estimate, holm, paired_difference
 from segue.lab.report.palette import in_order
+from segue.lab.report.table_one import TableOne, table_one
 from segue.lab.report.wording import Scale, counted, listed, scale_of
 from segue.lab.results import Result
 
@@ -56,6 +57,7 @@ class Method:
     early_gradient: list[Estimate | None]  # by site, mean over the first fifth of the training
     early_drift: list[Estimate | None]  # of the model as it trains, likewise
     last_drift: list[Estimate | None]  # of the students alone, at the last look
+    table_one: TableOne
     by_seed: dict[Measure, dict[int, float | None]] = field(repr=False)
 
     def of(self, measure: Measure) -> Estimate | None:
@@ -97,6 +99,16 @@ class Group:
         """Choose the first, a middle and the last site, as the paper does with blocks 0, 7 and 11 of 12."""
         end = len(self.sites) - 1
         return sorted({0, round(7 / 11 * end), end}) if self.sites else []
+
+    @property
+    def anneal_end(self) -> float:
+        """The share of the training at the last look that found a teacher's share, of any method; 1 if none did."""
+        looks = [
+            (progress, alpha)
+            for method in self.methods
+            for progress, alpha in zip(method.line.progress, method.line.whole["alpha"].mean, strict=True)
+        ]
+        return max((progress for progress, alpha in looks if alpha), default=1.0)
 
     def method(self, name: str) -> Method | None:
         """Find a method by its name."""
@@ -241,6 +253,7 @@ def _method(runs: list[Result], sites: list[str]) -> Method:
         early_gradient=profile(runs, sites, lambda run, site: early_mean(run, "gradient_norm", site)),
         early_drift=profile(runs, sites, lambda run, site: early_mean(run, "drift_blend", site)),
         last_drift=profile(runs, sites, lambda run, site: last(run, "drift_students", site)),
+        table_one=table_one(runs, sites),
         by_seed={"final": finals, "area": areas},
     )
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from segue.amounts import NOTHING, duration, flops, memory, significant
-from segue.lab.report import findings
+from segue.lab.report import findings, paper_words
 from segue.lab.report.intervals import Estimate
-from segue.lab.report.wording import Scale, counted, p_value
+from segue.lab.report.wording import Scale, counted, p_value, seeds_behind
 
 if TYPE_CHECKING:
     from segue.lab.report.summary import Comparison, Group, Held, Method, Summary
+    from segue.lab.report.table_one import TableOne
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,36 @@ def columns(group: Group, scale: Scale) -> list[Column]:
     ]
 
 
+def cost_columns(group: Group) -> list[Column]:
+    """List the columns of what the methods cost and vary, without those that no method has a number for."""
+
+    def column(key: str, heading: str, write: Callable[[float], str]) -> Column:
+        return Column(key, heading, lambda method: _with_interval(method.table_one.counted[key], write))
+
+    found = [
+        Column(
+            "to_prediction",
+            "Gates' variance / formula",
+            lambda method: _with_interval(method.table_one.to_prediction, significant),
+        ),
+        column("to_student_only", "Operations / student-only", _ratio),
+        column("to_distillation", "Operations / full teacher", _ratio),
+        column("blend_to_student_only", "A blend step / student-only", _ratio),
+        column("bytes_to_student_only", "Bytes kept / student-only", _ratio),
+        column("extra_parameters", "Extra parameters held", lambda value: f"{value:,.0f}"),
+        Column("break_even", "Break-even modules", lambda method: _break_even(method.table_one)),
+    ]
+    return [column for column in found if any(column.cell(method).text != NOTHING for method in group.methods)]
+
+
+def shown_aspects(group: Group) -> list[paper_words.Aspect]:
+    """List the columns of Table 1 that these runs can fill; none where they neither measured variance nor counted."""
+    rows = [method.table_one for method in group.methods]
+    if not any(row.varies or row.costs for row in rows):
+        return []
+    return [aspect for aspect in paper_words.ASPECTS if any(aspect.measured(row) != NOTHING for row in rows)]
+
+
 def compared(comparison: Comparison, scale: Scale) -> list[Cell]:
     """Write one comparison as cells, in the order of `COMPARED`."""
     difference = comparison.difference
@@ -92,6 +123,7 @@ def markdown(summary: Summary) -> str:
                 name = findings.measure_name(measure, group.score)
                 parts += ["", f"Paired differences, {name}:", ""]
                 parts += _rows(COMPARED, [[cell.text for cell in row] for row in rows])
+        parts += _table_one(group)
     return "\n".join([*parts, "", _legend(summary), ""])
 
 
@@ -103,6 +135,23 @@ def csv(summary: Summary) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _table_one(group: Group) -> list[str]:
+    aspects, numbers = shown_aspects(group), cost_columns(group)
+    if not aspects:
+        return []
+    headings = [heading for aspect in aspects for heading in (aspect.heading, "The paper", "Holds")]
+    words = [
+        [method.label, *(text or NOTHING for aspect in aspects for text in paper_words.beside(method, aspect))]
+        for method in group.methods
+    ]
+    parts = ["", "### What it costs, what it varies", "", *_bullets(paper_words.sentences(group)), ""]
+    parts += [*_rows(["Method", *headings], words), ""]
+    if numbers:
+        rows = [[method.label, *(column.cell(method).text for column in numbers)] for method in group.methods]
+        parts += [*_rows(["Method", *(column.heading for column in numbers)], rows), ""]
+    return [*parts, _escaped(paper_words.READING)]
 
 
 def _numbers(group: Group, method: Method) -> dict[str, object]:
@@ -122,6 +171,7 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
         ("peak_memory", method.peak_memory),
     ):
         row |= _estimated(name, found)
+    row |= _table_one_numbers(method.table_one)
     for measure in findings.MEASURE_NAMES:
         found_one = next((c for c in group.comparisons if c.measure == measure and c.method == method.method), None)
         difference = found_one and found_one.difference
@@ -133,19 +183,41 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
     return row
 
 
+def _table_one_numbers(row: TableOne) -> dict[str, object]:
+    found = _estimated("gate_share", row.gate_share) | {"gate_variance_exactly_zero": int(row.exactly_zero)}
+    found |= _estimated("gate_variance_to_prediction", row.to_prediction)
+    for name, counts in row.counted.items():
+        found |= _estimated(name, counts)
+    return found | {"feature_matching": row.matching}
+
+
 def _estimated(name: str, found: Estimate | None) -> dict[str, object]:
     return {f"{name}_mean": found and found.mean, f"{name}_half": found and found.half, f"{name}_n": found.n if found else 0}
 
 
 def _scored(found: Estimate | None, scale: Scale) -> Cell:
-    text = scale.estimate(found)
-    if found is not None and not found.whole:
-        text += f" ({found.n} of {counted(found.asked, 'seed')})"
-    return Cell(text, None if found is None else found.mean)
+    return Cell(scale.estimate(found) + seeds_behind(found), None if found is None else found.mean)
 
 
 def _plain(found: Estimate | None, write: Callable[[float | None], str]) -> Cell:
     return Cell(NOTHING) if found is None else Cell(write(found.mean), found.mean)
+
+
+def _with_interval(found: Estimate | None, write: Callable[[float], str]) -> Cell:
+    if found is None:
+        return Cell(NOTHING)
+    interval = f" ± {write(found.half)}" if found.half and write(found.half) != write(0.0) else ""
+    return Cell(write(found.mean) + interval + seeds_behind(found), found.mean)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _break_even(row: TableOne) -> Cell:
+    found, added = row.counted["break_even"], row.counted["of_a_full_teacher"]
+    never = found is None and added is not None and added.mean == 0
+    return Cell("none") if never else _with_interval(found, significant)
 
 
 def _until(

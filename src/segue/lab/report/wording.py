@@ -81,6 +81,15 @@ def listed(names: list[str], most: int = 10) -> str:
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0] if shown else NOTHING
 
 
+def seeds_behind(found: Estimate | None) -> str:
+    """Say how many seeds a mean is over, where they are not all.
+
+    >>> seeds_behind(Estimate(1.0, None, 1, 2)), seeds_behind(Estimate(1.0, 0.0, 2, 2))
+    (' (1 of 2 seeds)', '')
+    """
+    return "" if found is None or found.whole else f" ({found.n} of {counted(found.asked, 'seed')})"
+
+
 def counted(count: int, name: str) -> str:
     """Write a count and what it counts.
 

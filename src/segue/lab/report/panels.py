@@ -1,0 +1,184 @@
+"""Panels: what every figure for papers shows, before any of it is drawn."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from segue.lab.report.curves import Curve, Line
+from segue.lab.report.intervals import Estimate
+from segue.lab.report.palette import Look
+from segue.lab.report.summary import Group, Method, Summary
+from segue.lab.report.wording import shortened
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One curve ready to be drawn."""
+
+    label: str
+    look: Look
+    x: Sequence[float]
+    mean: Sequence[float | None]
+    half: Sequence[float | None]
+    faint: bool = False  # a companion of another curve in the same look
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: list[Drawn]
+    reference: float | None = None
+    reference_name: str = "teacher"
+    log: bool = False
+    bottom: float | None = None
+    limits: tuple[float, float] | None = None
+    ticks: list[str] | None = None  # names along x in place of numbers
+
+
+@dataclass(frozen=True)
+class GroupPanels:
+    """The panels of one group, in the looks of its methods."""
+
+    group: Group
+    look_of: dict[str, Look]
+
+    def drawn(
+        self, x: Callable[[Line], list[float]], y: Callable[[Line], Curve], times: float = 1.0, *, faint: bool = False
+    ) -> list[Drawn]:
+        """Draw one curve of every method that has it."""
+        return [
+            Drawn(
+                method.label,
+                self.look_of[method.method],
+                x(method.line),
+                _scaled(curve.mean, times),
+                _scaled(curve.half, times),
+                faint,
+            )
+            for method in self.group.methods
+            if (curve := y(method.line)).known
+        ]
+
+    def at_sites(self, quantity: str, y_label: str, *, log: bool = False) -> list[Panel]:
+        """Show one quantity at the first, a middle and the last site."""
+        return [
+            Panel(
+                shortened(self.group.sites[index], 42),
+                "epoch",
+                y_label,
+                self.drawn(lambda line: line.epoch, lambda line, s=self.group.sites[index]: line.by_site[quantity][s]),  # type: ignore[misc]
+                log=log,
+            )
+            for index in self.group.shown_sites
+        ]
+
+    def by_depth(self, title: str, y_label: str, read: Callable[[Method], list[Estimate | None]]) -> Panel:
+        """Show one number per site."""
+        lines = [
+            Drawn(
+                method.label,
+                self.look_of[method.method],
+                list(range(len(found))),
+                [None if one is None else one.mean for one in found],
+                [None if one is None else one.half for one in found],
+            )
+            for method, found in ((method, read(method)) for method in self.group.methods)
+            if any(one is not None for one in found)
+        ]
+        ticks = [str(i) for i in range(len(self.group.sites))]
+        return Panel(title, "site, in the order of depth", y_label, lines, log=True, ticks=ticks)
+
+    def by_progress(self, y_label: str, quantity: str, *, title: str = "", faint: bool = False, until: float = 1.0) -> Panel:
+        """Show one quantity of the whole model over the training, or over its beginning."""
+        lines = self.drawn(lambda line: line.progress, lambda line: line.whole[quantity], faint=faint)
+        return Panel(title, "share of the training", y_label, [_cut(line, until) for line in lines])
+
+
+def group_figures(group: Group, summary: Summary, look_of: dict[str, Look]) -> dict[str, list[Panel]]:
+    """Lay out every figure of one group; panels without lines show nothing and are left out."""
+    make = GroupPanels(group, look_of)
+    return {
+        "cosine": _on_one_scale(make.at_sites("cosine", "interface cosine")),
+        "accuracy": _accuracy(make, summary),
+        "schedules": [make.by_progress("alpha, the teacher's share", "alpha")],
+        "gradient_norm": make.at_sites("gradient_norm", "gradient norm", log=True),
+        "drift": make.at_sites("drift_blend", "drift", log=True),
+        "depth": [
+            make.by_depth("gradient norm, mean over the first fifth", "gradient norm", lambda method: method.early_gradient),
+            make.by_depth("drift of the model as it trains, first fifth", "drift", lambda method: method.early_drift),
+            make.by_depth("drift of the students alone, at the end", "drift", lambda method: method.last_drift),
+        ],
+        **_table_one(make),
+    }
+
+
+def _accuracy(make: GroupPanels, summary: Summary) -> list[Panel]:
+    times, percent = (100.0, " (%)") if summary.scale.percent else (1.0, "")
+    group = make.group
+    unit, name = _time_unit(max((method.line.seconds[-1] for method in group.methods if method.line.seconds), default=0.0))
+    axes: list[tuple[str, Callable[[Line], list[float]]]] = [
+        ("epoch", lambda line: line.epoch),
+        (f"training time ({name})", lambda line: [value / unit for value in line.seconds]),
+    ]
+    return [
+        Panel(
+            "students alone",
+            label,
+            f"{group.score}{percent}",
+            make.drawn(x, lambda line: line.whole["students"], times),
+            None if group.teacher_look is None else times * group.teacher_look,
+            bottom=0.0 if summary.scale.percent else None,
+        )
+        for label, x in axes
+    ]
+
+
+def _table_one(make: GroupPanels) -> dict[str, list[Panel]]:
+    def bounded(title: str, y_label: str, name: str) -> Panel:
+        panel = make.by_depth(title, y_label, lambda method: method.table_one.by_depth[name])
+        return replace(panel, reference=1.0, reference_name="bound")
+
+    end = make.group.anneal_end
+    gates = make.by_progress("variance", "gate_variance", title="by gates; thin and dotted: by minibatches", until=end)
+    data = make.by_progress("variance", "data_variance", faint=True, until=end)
+    return {
+        "gate_variance": [replace(gates, lines=[*gates.lines, *data.lines], log=True)] if gates.lines else [],
+        "variance_depth": [
+            make.by_depth(
+                "gate-induced variance, mean over the anneal",
+                "variance",
+                lambda method: method.table_one.by_depth["gate_variance"],
+            )
+        ],
+        "bounds": [
+            bounded("curvature bias of the loss, mean over the anneal", "bias / bound", "curvature"),
+            bounded("rise of the loss along the path, likewise", "rise / bound", "path"),
+        ],
+    }
+
+
+def _on_one_scale(panels: list[Panel]) -> list[Panel]:
+    """Give panels that are read side by side the same limits."""
+    means = [mean for panel in panels for line in panel.lines for mean in line.mean if mean is not None]
+    low, high = min([0.0, *means]), max([0.0, *means])
+    margin = 0.06 * (high - low or 1.0)
+    return [replace(panel, limits=(low - margin, high + margin)) for panel in panels]
+
+
+def _cut(line: Drawn, until: float) -> Drawn:
+    shown = bisect_right(line.x, until)
+    return replace(line, x=line.x[:shown], mean=line.mean[:shown], half=line.half[:shown])
+
+
+def _scaled(values: Sequence[float | None], times: float) -> list[float | None]:
+    return [None if value is None else times * value for value in values]
+
+
+def _time_unit(longest: float) -> tuple[float, str]:
+    return (3600.0, "h") if longest > 2 * 3600 else (60.0, "min") if longest > 120 else (1.0, "s")

@@ -1,0 +1,154 @@
+"""Table 1 of the paper, measured: what the gates add to the variance of gradients, what a method costs, what it matches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from segue.diagnostics.costs import BLEND, Cost, Phase
+from segue.lab.report.curves import annealed, finite, mean, over_sites, profile
+from segue.lab.report.intervals import Estimate, estimate
+from segue.lab.results import Point, Result
+
+NO_MATCHING = "no"
+MATCHING = {
+    "guidance": "at the sites (guidance)",
+    "distill": "of the whole model's output (distillation)",
+}  # by the plan's part
+
+COUNTED: dict[str, Callable[[Cost], float]] = {
+    "to_student_only": lambda cost: cost.to_student_only,
+    "to_distillation": lambda cost: cost.to_distillation,
+    "blend_to_student_only": lambda cost: _blend_step(cost) / cost.student_only.flops,
+    "bytes_to_student_only": lambda cost: _whole(cost).saved_bytes / cost.student_only.saved_bytes,
+    "extra_parameters": lambda cost: _whole(cost).parameters - cost.student_only.parameters,
+    "of_a_full_teacher": lambda cost: len(cost.teachers) / cost.break_even,  # what is added, over what a full teacher adds
+    "break_even": lambda cost: cost.break_even,
+    "break_even_blend": lambda cost: cost.break_even_blend,
+    "replaced": lambda cost: len(cost.teachers),
+}
+BY_DEPTH: dict[str, Callable[[Point, str], float | None]] = {
+    "gate_variance": lambda point, site: finite(point.gate_variance.get(site)),
+    "curvature": lambda point, site: _size_over(point.curvature_bias.get(site), point.curvature_bound.get(site)),
+    "path": lambda point, site: _size_over(point.path_rise.get(site), point.path_bound.get(site)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOne:
+    """What all seeds of one method say about its row of Table 1; None is what was not measured."""
+
+    gate_share: Estimate | None  # of the variance of the students' gradients, mean over the looks of the anneal
+    exactly_zero: bool  # the gates cause none of it, and this is not an estimate
+    to_prediction: Estimate | None  # the gates' variance over the paper's formula for it, over the same looks
+    counted: dict[str, Estimate | None]  # by the names of COUNTED
+    matching: str | None  # what the plan asks of the students' features
+    by_depth: dict[str, list[Estimate | None]]  # by the names of BY_DEPTH, then by site; mean over the looks of the anneal
+
+    @property
+    def varies(self) -> bool:
+        """Whether the gates' variance was measured."""
+        return self.gate_share is not None or self.to_prediction is not None
+
+    @property
+    def costs(self) -> bool:
+        """Whether operations were counted."""
+        return self.counted["to_student_only"] is not None
+
+
+def table_one(runs: Sequence[Result], sites: Sequence[str]) -> TableOne:
+    """Measure one method's row of Table 1 on its runs."""
+    exact = _exactly_zero(runs)
+    costs = [rebuilt(run.train_info.cost) for run in runs]
+    found = [matching(run.run_info.config) for run in runs]
+    return TableOne(
+        gate_share=exact or estimate([over_anneal(run, gate_share) for run in runs]),
+        exactly_zero=exact is not None,
+        to_prediction=estimate([over_anneal(run, to_prediction) for run in runs]),
+        counted={name: estimate([_counted(cost, read) for cost in costs]) for name, read in COUNTED.items()},
+        matching=" or ".join(dict.fromkeys(one for one in found if one is not None)) or None,
+        by_depth={
+            name: profile(runs, sites, lambda run, site, r=read: over_anneal(run, lambda point: r(point, site)))  # type: ignore[misc]
+            for name, read in BY_DEPTH.items()
+        },
+    )
+
+
+def over_anneal(run: Result, read: Callable[[Point], float | None]) -> float | None:
+    """Average what the looks of the anneal measured; those that found no finite number are left out."""
+    return mean([finite(read(point)) for point in annealed(run)])
+
+
+def gate_share(point: Point) -> float | None:
+    """Divide the variance that the gates cause by all variance, summed over the sites; None where nothing varies."""
+    both = point.gate_variance.keys() & point.data_variance.keys()
+    gates, data = (over_sites({site: of[site] for site in both}) for of in (point.gate_variance, point.data_variance))
+    return None if gates is None or data is None or gates + data == 0 else gates / (gates + data)
+
+
+def to_prediction(point: Point) -> float | None:
+    """Divide the variance that the gates cause by the paper's formula for it, summed over the sites."""
+    both = point.gate_variance.keys() & point.predicted_variance.keys()
+    found, told = (over_sites({site: of[site] for site in both}) for of in (point.gate_variance, point.predicted_variance))
+    return None if found is None or told is None or told == 0 else found / told
+
+
+def matching(config: Mapping[str, Any]) -> str | None:
+    """Say what the plan of a run matches; None if its configuration holds no plan."""
+    plan = config.get("plan")
+    if not isinstance(plan, Mapping):
+        return None
+    return " and ".join(words for part, words in MATCHING.items() if plan.get(part) is not None) or NO_MATCHING
+
+
+def rebuilt(data: Mapping[str, Any]) -> Cost | None:
+    """Rebuild a cost from what a run saved; None if it did not, or not all of it. Each step costs its phase's mean."""
+    try:
+        phases = tuple(_phase(one) for one in data["phases"])
+        return Cost(
+            phases=phases,
+            student_only=_phase(data["student_only"]),
+            distillation=_phase(data["distillation"]),
+            teachers=dict(data["teachers"]),
+            teacher_pass=data["teacher_pass"],
+            per_step=tuple(phase.flops for phase in phases for _ in range(phase.steps)),  # type: ignore[misc]
+        )
+    except (KeyError, TypeError):
+        return None
+
+
+def _phase(data: Mapping[str, Any]) -> Phase:
+    return Phase(**{field.name: data[field.name] for field in fields(Phase)})
+
+
+def _counted(cost: Cost | None, read: Callable[[Cost], float]) -> float | None:
+    try:
+        return None if cost is None else read(cost)
+    except (ZeroDivisionError, TypeError):  # no step, no operation, or a number that was not finite when it was saved
+        return None
+
+
+def _whole(cost: Cost) -> Phase:
+    return cost.rows[len(cost.phases)]
+
+
+def _blend_step(cost: Cost) -> float:
+    return next((phase.flops for phase in cost.phases if phase.name == BLEND), math.nan)
+
+
+def _exactly_zero(runs: Sequence[Result]) -> Estimate | None:
+    """Give a share of zero, without any doubt, where every look of the anneal found and did not estimate it."""
+    looks = [[point for point in annealed(run) if point.gate_variance] for run in runs]
+    exact = all(
+        point.gate_variance_error.get(site) == 0 and value == 0
+        for of_run in looks
+        for point in of_run
+        for site, value in point.gate_variance.items()
+    )
+    return Estimate(0.0, 0.0, sum(map(bool, looks)), len(runs)) if exact and any(looks) else None
+
+
+def _size_over(value: float | None, bound: float | None) -> float | None:
+    return None if value is None or not bound else abs(value) / bound
