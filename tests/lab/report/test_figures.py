@@ -30,7 +30,7 @@ def small(methods: int = 2, **settings) -> list[Result]:
 def figure_of(results: list[Result], name: str):
     """Lay one figure out without writing it."""
     summary = summarize(results)
-    panels = figures._group_figures(summary.groups[0], summary, looks(n for n, _ in summary.methods))[name]
+    panels = figures.group_figures(summary.groups[0], summary, looks(n for n, _ in summary.methods))[name]
     with figures._settings():
         drawn = figures._figure(panels, figures._seeds_note(summary.groups[0]))
         drawn.draw_without_rendering()
@@ -56,8 +56,8 @@ def test_figures_are_a_column_wide(drawn: list[Path]):
 
 
 def test_the_same_runs_give_the_same_files(drawn: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    every = figures._group_figures
-    monkeypatch.setattr(figures, "_group_figures", lambda *given: {name: every(*given)[name] for name in ("accuracy", "drift")})
+    every = figures.group_figures
+    monkeypatch.setattr(figures, "group_figures", lambda *given: {name: every(*given)[name] for name in ("accuracy", "drift")})
     again = figures.draw_all(small(), tmp_path)
     assert len(again) == 6
     assert {path.name: path.read_bytes() for path in again}.items() <= {path.name: path.read_bytes() for path in drawn}.items()

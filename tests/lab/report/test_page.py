@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import LONG, NASTY, data_in, has_lines, page_of
 from saved_runs import LABELS, grid, run, save
 
 from segue.errors import MissingExtraError, ResultError
 from segue.lab.report import figures
 from segue.lab.report import page as report
-from segue.lab.report.page_data import page_data
 from segue.lab.report.summary import summarize
 
 pytest.importorskip("matplotlib", reason="the report draws with matplotlib (pip install segue[lab])")
-
-NASTY = "</script><img src=x onerror=\"document.title='broken'\"> <b>&amp;</b> @@DATA@@ ' \" \u2028"
-LONG = "a label that never ends " * 12
 
 
 @pytest.fixture
@@ -32,19 +26,9 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "draw", lambda summary, folder: [])
 
 
-def page_of(runs: list[Any], title: str = "small") -> str:
-    return report.page(page_data(summarize(runs), runs, title) | {"files": ["table.csv"]})
-
-
-def data_in(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
-
-
 def test_everything_is_written_beside_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    every = figures._group_figures
-    monkeypatch.setattr(figures, "_group_figures", lambda *given: {"cosine": every(*given)["cosine"]})  # one says enough
+    every = figures.group_figures
+    monkeypatch.setattr(figures, "group_figures", lambda *given: {"cosine": every(*given)["cosine"]})  # one says enough
     save(grid(methods=["theseus", "dcr"], groups=["100 %"], seeds=2, looks=4, sites=2), tmp_path)
     path = report.build(tmp_path, title="A title")
     assert path == tmp_path / "report.html"
@@ -123,18 +107,6 @@ def test_missing_matplotlib_is_named_before_anything_is_written(monkeypatch: pyt
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need Playwright (pip install playwright)")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("the browser tests need chromium on the path")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     kinds = {
@@ -149,39 +121,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, runs in kinds.items():
         (folder / f"{name}.html").write_text(page_of(runs), encoding="utf-8")
     return {name: folder / f"{name}.html" for name in kinds}
-
-
-@pytest.fixture
-def visit(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
-    """Open a page; whatever it complains about fails the test."""
-    complaints: list[str] = []
-    contexts = []
-
-    def opened(name: str, *, width: int = 1200, scheme: str = "light") -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "request",
-            lambda request: complaints.append(request.url) if not request.url.startswith(("file:", "data:")) else None,
-        )
-        page.goto(pages[name].as_uri())
-        page.wait_for_selector(".plot path.series")
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-def has_lines(page: Any, figure: str, count: int) -> None:
-    """Wait for a figure to show so many lines: it is drawn when the browser has told it its size."""
-    from playwright.sync_api import expect
-
-    expect(page.locator(f"#figure-{figure} path.series")).to_have_count(count)
 
 
 def column(page: Any, index: int) -> list[str]:

@@ -1,0 +1,390 @@
+"""Table 1 of the paper, measured: against numbers computed by hand, and honest about what was not measured."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import measured_runs
+import pytest
+from measured_runs import cost_of, with_cost, with_points
+from saved_runs import run, save
+
+from segue.amounts import NOTHING
+from segue.lab import results
+from segue.lab.report import figures, paper_words, summary, tables
+from segue.lab.report.intervals import Estimate
+from segue.lab.report.palette import looks
+from segue.lab.report.summary import Group, summarize
+from segue.lab.report.table_one import TableOne, gate_share, matching, rebuilt, to_prediction
+from segue.lab.results import Result
+
+A, B = "blocks.0.attn", "blocks.1.attn"
+BARE: dict[str, Any] = {"looks": 4, "sites": 2, "epochs": 5}  # 100 steps
+
+
+def look(alpha: float, gates: tuple[float, float], data: tuple[float, float], told: tuple[float, float], **more: Any) -> dict:
+    """Write what one look measured at two sites."""
+    return {
+        "alpha": alpha,
+        "gate_variance": dict(zip((A, B), gates, strict=True)),
+        "gate_variance_error": {A: 0.1, B: 0.1},
+        "data_variance": dict(zip((A, B), data, strict=True)),
+        "predicted_variance": dict(zip((A, B), told, strict=True)),
+        **more,
+    }
+
+
+def row_of(*runs: Result) -> TableOne:
+    return summarize(list(runs)).groups[0].methods[0].table_one
+
+
+def group_of(runs: list[Result]) -> Group:
+    return summarize(runs).groups[0]
+
+
+def mean_of(found: Estimate | None) -> float:
+    assert found is not None
+    return found.mean
+
+
+def figure_of(runs: list[Result], name: str) -> Any:
+    found = summarize(runs)
+    panels = figures.group_figures(found.groups[0], found, looks(one for one, _ in found.methods))[name]
+    with figures._settings():
+        drawn = figures._figure(panels, "note")
+        drawn.draw_without_rendering()
+    return drawn
+
+
+def theseus(seed: int = 0, **settings: Any) -> Result:
+    return run(method="theseus", seed=seed, **BARE, **settings)
+
+
+def test_the_gates_share_is_summed_over_sites_and_averaged_over_the_anneal():
+    one = with_points(
+        theseus(),
+        look(0.9, (1.0, 2.0), (1.0, 0.0), (2.0, 2.0)),  # 3 of 4; 3 of the predicted 4
+        look(0.3, (1.0, 0.0), (1.0, 2.0), (0.5, 0.0)),  # 1 of 4; twice the predicted
+        look(0.0, (9.0, 9.0), (0.0, 0.0), (1.0, 1.0)),  # the teachers have gone: not counted
+    )
+    other = with_points(theseus(1), look(0.5, (7.0, 0.0), (3.0, 0.0), (7.0, 0.0)))
+    row = row_of(one, other)
+    assert row.gate_share is not None
+    assert (row.gate_share.mean, row.gate_share.n) == (pytest.approx((0.5 + 0.7) / 2), 2)
+    assert row.gate_share.half == pytest.approx(12.7062 * 0.1, rel=1e-4)
+    assert mean_of(row.to_prediction) == pytest.approx(((0.75 + 2) / 2 + 1) / 2)
+    assert not row.exactly_zero
+    assert row.by_depth["gate_variance"][0] is not None
+    assert row.by_depth["gate_variance"][0].mean == pytest.approx((1.0 + 7.0) / 2)
+    assert [mean_of(found) for found in row.by_depth["gate_variance"]] == pytest.approx([(1.0 + 7.0) / 2, (1.0 + 0.0) / 2])
+
+
+def test_a_look_counts_the_sites_that_have_both_numbers():
+    point = replace(run(**BARE).train_info.points[0], gate_variance={A: 1.0, B: 5.0}, data_variance={A: 3.0})
+    assert gate_share(point) == 0.25
+    assert gate_share(replace(point, gate_variance={A: 0.0}, data_variance={A: 0.0})) is None  # nothing varies
+    assert gate_share(replace(point, data_variance={})) is None
+    assert to_prediction(replace(point, predicted_variance={B: 4.0})) == 1.25
+    assert to_prediction(replace(point, predicted_variance={A: 0.0})) is None
+
+
+def test_zero_is_exact_only_where_it_was_not_estimated():
+    still = look(0.5, (0.0, 0.0), (1.0, 1.0), (0.0, 0.0), gate_variance_error={A: 0.0, B: 0.0})
+    exact, estimated = with_points(run(**BARE), still), with_points(run(**BARE), still | {"gate_variance_error": {A: 0.0}})
+    assert (row_of(exact).exactly_zero, paper_words.gates(row_of(exact))) == (True, "0 (exactly)")
+    assert (row_of(estimated).exactly_zero, paper_words.gates(row_of(estimated))) == (False, "0.0 %")
+    once = with_points(run(**BARE), still, look(0.4, (1e-9, 0.0), (1.0, 1.0), (0.0, 0.0)))
+    assert not row_of(once).exactly_zero
+    assert paper_words.gates(row_of(exact, run(seed=1, **BARE))) == "0 (exactly) (1 of 2 seeds)"
+
+
+def test_a_run_without_teachers_is_measured_over_all_its_looks():
+    found = row_of(with_points(run(method="distillation", **BARE), look(0.0, (0.0, 0.0), (1.0, 1.0), (0.0, 0.0))))
+    assert mean_of(found.gate_share) == 0.0
+    assert not found.exactly_zero  # the fixture's errors are 0.1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None])
+def test_a_look_that_is_not_finite_is_left_out(bad: Any, tmp_path: Path):
+    good = look(0.9, (1.0, 0.0), (3.0, 0.0), (2.0, 0.0))
+    broken = look(0.5, (bad, 1.0), (1.0, 1.0), (bad, 1.0))
+    found = row_of(*results.read_all(save([with_points(theseus(), good, broken)], tmp_path)))
+    assert (mean_of(found.gate_share), mean_of(found.to_prediction)) == (0.25, 0.5)
+    lost = row_of(with_points(theseus(), broken), with_points(theseus(1), good))
+    assert (mean_of(lost.gate_share), paper_words.gates(lost)) == (0.25, "25.0 % (1 of 2 seeds)")
+    assert not row_of(with_points(theseus(), broken)).varies
+
+
+def test_costs_are_those_of_the_counted_phases():
+    row = row_of(with_cost(run(**BARE), cost_of("dcr", sites=2, steps=100)))
+    expected = {
+        "to_student_only": (20 * 920 + 80 * 900) / (100 * 900),
+        "to_distillation": (20 * 920 + 80 * 900) / (100 * 1200),
+        "blend_to_student_only": 920 / 900,
+        "bytes_to_student_only": 4200 / 4000,
+        "extra_parameters": 6000,
+        "of_a_full_teacher": (20 * 20) / (100 * 300),
+        "break_even": 100 * 300 / (20 * 20 / 2),
+        "break_even_blend": 30,
+        "replaced": 2,
+    }
+    assert {name: mean_of(found) for name, found in row.counted.items()} == pytest.approx(expected)
+    assert paper_words.compute(row) == "1.004 x student-only, 1.3 % of what a full teacher adds"
+
+
+def test_a_cost_goes_through_a_file_and_comes_back_whole():
+    import torch
+    from torch import nn
+
+    import segue
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    found = segue.cost(model, segue.methods.theseus(sites="0"), torch.randn(4, 8), total_steps=50)
+    again = rebuilt(found.to_dict())
+    assert again is not None
+    assert again.phases == found.phases
+    assert again.steps == found.steps
+    for name in ("flops", "to_student_only", "to_distillation", "break_even", "break_even_blend"):
+        assert getattr(again, name) == pytest.approx(getattr(found, name))
+
+
+def test_students_alone_add_nothing_and_break_even_never():
+    group = group_of([with_cost(run(method="student_only", **BARE), cost_of("student_only", sites=2, steps=100))])
+    row = group.methods[0].table_one
+    assert mean_of(row.counted["of_a_full_teacher"]) == 0.0
+    assert row.counted["break_even"] is None
+    assert row.counted["blend_to_student_only"] is None
+    cells = {column.key: column.cell(group.methods[0]).text for column in tables.cost_columns(group)}
+    assert cells == {
+        "to_student_only": "1.000",
+        "to_distillation": "0.750",
+        "bytes_to_student_only": "1.000",
+        "extra_parameters": "0",
+        "break_even": "none",
+    }
+
+
+@pytest.mark.parametrize("part", ["phases", "student_only", "distillation", "teachers", "teacher_pass"])
+def test_half_a_cost_is_no_cost(part: str):
+    whole = cost_of("dcr", sites=2, steps=100)
+    assert rebuilt(whole) is not None
+    assert rebuilt({name: value for name, value in whole.items() if name != part}) is None
+
+
+def test_counts_of_zero_or_nothing_divide_nothing():
+    zero = cost_of("dcr", sites=2, steps=100)
+    zero["student_only"] |= {"flops": 0.0, "saved_bytes": 0}
+    row = row_of(with_cost(run(**BARE), zero))
+    assert row.counted["to_student_only"] is None
+    assert row.counted["bytes_to_student_only"] is None
+    assert mean_of(row.counted["extra_parameters"]) == 6000
+    lost = cost_of("dcr", sites=2, steps=100)
+    lost["phases"][0]["flops"] = None  # was not finite when it was saved
+    assert not row_of(with_cost(run(**BARE), lost)).costs
+    group = group_of([with_cost(run(**BARE), cost_of("dcr", sites=2, steps=100) | {"teacher_pass": None})])
+    assert group.methods[0].table_one.costs
+    assert "break_even" not in {column.key for column in tables.cost_columns(group)}  # unknown is not "none"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, None),
+        ({"plan": "?"}, None),
+        ({"plan": {"guidance": None, "distill": None}}, "no"),
+        ({"plan": {"guidance": {"kind": "losses.FeatureGuidance"}, "distill": None}}, "at the sites (guidance)"),
+        ({"plan": {"distill": {"kind": "losses.LogitDistillation"}}}, "of the whole model's output (distillation)"),
+        (
+            {"plan": {"guidance": {"unsaved": "mine"}, "distill": {}}},
+            "at the sites (guidance) and of the whole model's output (distillation)",
+        ),
+    ],
+)
+def test_what_is_matched_stands_in_the_plan(config: dict[str, Any], words: str | None):
+    assert matching(config) == words
+    assert row_of(run(config={"seed": 0, **config}, **BARE)).matching == words
+
+
+@pytest.mark.parametrize(
+    ("word", "mean", "half", "verdict"),
+    [
+        ("Low (deterministic)", 0.0, 0.0, "holds"),
+        ("Low", 0.09, None, "holds"),
+        ("Low", 0.09, 0.02, "open"),
+        ("Low", 0.1, None, "does not hold"),
+        ("Low", 0.3, 0.1, "does not hold"),
+        ("Low", 0.3, 0.25, "open"),
+        ("High (gate-induced)", 0.6, 0.05, "holds"),
+        ("High", 0.6, 0.2, "open"),
+        ("High", 0.5, None, "does not hold"),
+        ("High", 0.3, 0.1, "does not hold"),
+        ("High", 0.0, 0.0, "does not hold"),
+    ],
+)
+def test_a_word_is_judged_both_ways_by_the_whole_interval(word: str, mean: float, half: float | None, verdict: str):
+    assert paper_words.level(Estimate(mean, half, 2, 2), word) == verdict
+    assert paper_words.level(None, word) == "not measured"
+
+
+def test_the_words_are_those_of_the_paper():
+    words = {method: [aspect.words[method] for aspect in paper_words.ASPECTS] for method in ("distillation", "theseus", "dcr")}
+    assert words == {
+        "distillation": ["Low", "High (full teacher model forward)", "Yes (rigid)"],
+        "theseus": ["High (gate-induced)", "Low (gate overhead only)", "No"],
+        "dcr": ["Low (deterministic)", "Low (branch-local teacher only at replaced layers)", "No (optional via DFG)"],
+    }
+
+
+def test_sentences_say_what_holds_and_what_does_not():
+    quiet = with_points(theseus(config={"plan": {}}), look(0.5, (1.0, 0.0), (9.0, 10.0), (2.0, 0.0)))
+    dear = cost_of("distillation", sites=2, steps=100)
+    found = paper_words.sentences(group_of([with_cost(quiet, dear)]))
+    assert found == [
+        "Gradient variance caused by the gates, the paper's word does not hold: Theseus (“High (gate-induced)”, here 5.0 %).",
+        "Extra compute of the whole run, the paper's word does not hold: Theseus (“Low (gate overhead only)”, here 1.333 x "
+        "student-only, 100.0 % of what a full teacher adds).",
+        "Needs feature matching, the paper's word holds: Theseus (“No”, here no).",
+        "The gates' variance beside the paper's formula for it: 0.5 x with Theseus.",
+        "A step of a blend is as dear as one with a full teacher at 30 modules like these; 2 modules replaced here.",
+    ]
+
+
+def test_a_plan_that_matches_features_is_not_what_the_paper_calls_no_matching():
+    guided = run(method="dcr", config={"plan": {"guidance": {}}}, **BARE)
+    aspect = paper_words.ASPECTS[2]
+    method = group_of([guided]).methods[0]
+    assert paper_words.beside(method, aspect) == ("at the sites (guidance)", "No (optional via DFG)", "does not hold")
+
+
+def test_markdown_has_the_words_and_the_numbers():
+    text = summary.markdown(summarize(measured_runs.grid(["theseus", "dcr"], looks=21, sites=2)))
+    part = text[text.index("### What it costs, what it varies") :]
+    lines = [line for line in part.splitlines() if line.startswith("| ")]
+    assert next(line for line in lines if line.startswith("| DCR")).startswith(
+        "| DCR | 0 (exactly) | Low (deterministic) | holds |"
+    )
+    assert lines[0].count("|") == lines[2].count("|") == 11
+    assert "| Theseus | " in part
+    assert "1.004 | 0.753 | 1.022 | 1.050 | 6,000 | 150 |" in next(line for line in lines[5:] if line.startswith("| DCR"))
+    assert "“Low” is read as below 10 %" in part
+
+
+def test_csv_holds_the_same_numbers():
+    runs = measured_runs.grid(["student_only", "theseus", "dcr"], looks=21, sites=2)
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(summary.csv(summarize(runs))))}
+    theseus_row = row_of(*(one for one in runs if one.run_info.method == "theseus"))
+    assert float(rows["theseus"]["gate_share_mean"]) == mean_of(theseus_row.gate_share)
+    assert float(rows["theseus"]["gate_variance_to_prediction_mean"]) == mean_of(theseus_row.to_prediction)
+    assert rows["theseus"]["gate_variance_exactly_zero"] == "0"
+    assert (rows["dcr"]["gate_variance_exactly_zero"], rows["dcr"]["gate_share_mean"]) == ("1", "0.0")
+    assert float(rows["dcr"]["to_student_only_mean"]) == pytest.approx((200 * 920 + 800 * 900) / 900_000)
+    assert rows["student_only"]["break_even_mean"] == ""
+    assert rows["dcr"]["feature_matching"] == "no"
+
+
+def test_runs_that_measured_nothing_leave_no_trace_in_the_tables():
+    plan_only = run(config={"plan": {"guidance": {}}}, **BARE)
+    for runs in ([run(**BARE)], [plan_only]):
+        group = group_of(runs)
+        assert tables.shown_aspects(group) == []
+        assert tables.cost_columns(group) == []
+        assert "What it costs" not in summary.markdown(summarize(runs))
+    row = next(csv.DictReader(io.StringIO(summary.csv(summarize([run(**BARE)])))))
+    assert (row["gate_share_mean"], row["to_student_only_mean"], row["feature_matching"]) == ("", "", "")
+
+
+def test_a_mixed_group_says_what_is_missing():
+    old = [run(method="theseus", seed=0, **BARE), run(method="distillation", seed=0, **BARE)]
+    new = with_points(
+        with_cost(theseus(1), cost_of("theseus", sites=2, steps=100)), look(0.5, (3.0, 0.0), (1.0, 0.0), (3.0, 0.0))
+    )
+    group = group_of([*old, new])
+    cells = {method.method: [paper_words.beside(method, one)[0] for one in paper_words.ASPECTS] for method in group.methods}
+    assert cells["theseus"] == [
+        "75.0 % (1 of 2 seeds)",
+        "1.004 x student-only, 1.3 % of what a full teacher adds (1 of 2 seeds)",
+        NOTHING,
+    ]
+    assert cells["distillation"] == [NOTHING, NOTHING, NOTHING]
+    assert [aspect.heading for aspect in tables.shown_aspects(group)] == [one.heading for one in paper_words.ASPECTS[:2]]
+    assert not any("KL distillation" in sentence for sentence in paper_words.sentences(group))
+
+
+def test_costs_without_variances_show_costs_alone():
+    group = group_of([with_cost(run(**BARE), cost_of("dcr", sites=2, steps=100))])
+    assert [aspect.heading for aspect in tables.shown_aspects(group)] == ["Extra compute of the whole run"]
+    assert "to_prediction" not in {column.key for column in tables.cost_columns(group)}
+
+
+def test_the_figure_shows_sums_with_intervals_and_the_minibatches_thinly():
+    runs = measured_runs.grid(["theseus"], seeds=2, looks=21, sites=2)
+    axes = figure_of(runs, "gate_variance").axes[0]
+    gates, data = axes.lines
+    early = [[point for point in one.train_info.points if point.alpha > 0] for one in runs]
+    expected = [sum(sum(point.gate_variance.values()) for point in points) / 2 for points in zip(*early, strict=True)]
+    assert list(gates.get_ydata()) == pytest.approx(expected)
+    assert list(gates.get_xdata()) == pytest.approx([point.step / 1000 for point in early[0]])
+    assert len(axes.collections) == 1  # one band: the companion has none
+    assert data.get_linewidth() < gates.get_linewidth()
+    assert [text.get_text() for text in figure_of(runs, "gate_variance").legends[0].get_texts()] == ["Theseus"]
+
+
+def test_the_figure_ends_with_the_anneal():
+    runs = measured_runs.grid(["student_only", "theseus"], seeds=1, looks=21, sites=1)
+    group = group_of(runs)
+    assert group.anneal_end == pytest.approx(0.15)
+    assert max(line.get_xdata()[-1] for line in figure_of(runs, "gate_variance").axes[0].lines) == pytest.approx(0.15)
+    assert group_of(measured_runs.grid(["student_only"], seeds=1, looks=5, sites=1)).anneal_end == 1.0
+
+
+def test_what_a_logarithmic_figure_cannot_show_is_said():
+    figure = figure_of(measured_runs.grid(["theseus", "dcr"], seeds=2, looks=21, sites=12), "variance_depth")
+    assert figure.axes[0].get_yscale() == "log"
+    assert "0 throughout: DCR" in figure.texts[0].get_text().replace("\n", " ")
+    assert "Theseus" not in figure.texts[0].get_text()
+
+
+def test_bounds_are_sizes_over_bounds_with_the_bound_in_sight():
+    given = {"curvature_bias": {A: -1.0, B: 0.5}, "curvature_bound": {A: 4.0, B: 0.0}, "path_rise": {A: -3.0, B: 5.0}}
+    one = with_points(theseus(), {"alpha": 0.5, **given, "path_bound": {A: 6.0, B: 4.0}})
+    row = row_of(one)
+    assert [found and found.mean for found in row.by_depth["curvature"]] == [0.25, None]  # no bound, no ratio
+    assert [found and found.mean for found in row.by_depth["path"]] == [0.5, 1.25]
+    figure = figure_of([one], "bounds")
+    assert [axes.texts[0].get_text() for axes in figure.axes] == ["bound", "bound"]
+    assert all(axes.get_ylim()[1] > 1 for axes in figure.axes)
+
+
+@pytest.mark.parametrize("name", ["gate_variance", "variance_depth", "bounds"])
+def test_text_is_legible_and_nothing_covers_the_data(name: str):
+    figure = figure_of(measured_runs.grid(seeds=2, looks=21, sites=12), name)
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    legend = figure.legends[0].get_window_extent()
+    note = figure.texts[0].get_window_extent()
+    assert note.x1 <= figure.bbox.x1
+    assert note.y0 >= 0
+    assert legend.x1 <= figure.bbox.x1
+    for box in boxes:
+        assert not legend.overlaps(box)
+        assert not note.overlaps(box)
+        assert box.x0 >= -1
+        assert box.x1 <= figure.bbox.x1 + 1
+
+
+def test_only_what_was_measured_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(figures, "_write", lambda folder, name, draw: [folder / name])
+    new = {"gate_variance", "variance_depth", "bounds"}
+
+    def drawn(one: Result) -> set[str]:
+        return {path.name for path in figures.draw_all([one], tmp_path)} & new
+
+    assert drawn(run(**BARE)) == set()
+    assert drawn(with_cost(run(**BARE), cost_of("dcr", sites=2))) == set()
+    assert drawn(with_points(theseus(), look(0.5, (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)))) == new - {"bounds"}
+    assert drawn(with_points(theseus(), {"data_variance": {A: 1.0}})) == set()
+    assert drawn(with_points(theseus(), {"path_rise": {A: 1.0}, "path_bound": {A: 2.0}})) == {"bounds"}
