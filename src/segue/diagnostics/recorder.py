@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from segue.batches import mapped
+from segue.diagnostics.chance import law_of
 from segue.diagnostics.curvature import curvature_bias
 from segue.diagnostics.gradient_variance import gate_gradient_variance
 from segue.diagnostics.loss_path import loss_path
+from segue.diagnostics.population import chosen_sites
 from segue.errors import PlanError, nearest
 from segue.evaluation import LossFn
 from segue.handover import Handover
@@ -19,8 +22,9 @@ MEASURES = (VARIANCE, CURVATURE, PATH)
 class Recorder:
     """Measure a running handover as it stands, by site; give it to `segue.fit(..., measure=...)`, or call it yourself.
 
-    All gates move. The number of draws is small, so single values are noisy; means over looks and seeds are not. `at` names the
-    steps at which to measure (by default, whenever it is called). Once teachers are released there is nothing to measure.
+    All gates move. The number of draws is small, so single values are noisy; means over looks and seeds are less so. Curvature
+    and path take many passes, so they see only a few `examples` of the first minibatch. `at` names the steps at which to
+    measure (by default, whenever it is called). Once teachers are released there is nothing to measure.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class Recorder:
         *,
         sites: str | Sequence[str] | None = None,
         draws: int = 8,
+        examples: int = 16,
         points: int = 5,
         iterations: int = 8,
         at: Iterable[int] | None = None,
@@ -41,6 +46,7 @@ class Recorder:
                     f"the measure {measure!r} was to be recorded.", nearest(measure, list(MEASURES)), "these are the measures."
                 )
         self.batches = list(batches)
+        self.few = [mapped(lambda tensor: tensor[:examples], batch) for batch in self.batches[:1]]
         self.loss_fn = loss_fn
         self.measures = tuple(measures)
         self.sites = sites
@@ -80,8 +86,11 @@ class Recorder:
         }
 
     def _curvature(self, handover: Handover) -> dict[str, dict[str, float]]:
+        if not any(law_of(handover.plan.gate, alpha).variance for alpha in handover.alphas.values()):
+            nothing = dict.fromkeys(chosen_sites(handover, self.sites), 0.0)  # no chance, no bias, and no need to look
+            return {"curvature_bias": nothing, "curvature_bound": dict(nothing)}
         result = curvature_bias(
-            handover, self.batches[:1], self.loss_fn, None, self.sites, points=self.points, iterations=self.iterations
+            handover, self.few, self.loss_fn, None, self.sites, points=self.points, iterations=self.iterations
         )
         return {
             "curvature_bias": {name: site.bias for name, site in result.sites.items()},
@@ -89,7 +98,7 @@ class Recorder:
         }
 
     def _path(self, handover: Handover) -> dict[str, dict[str, float]]:
-        result = loss_path(handover, self.batches[:1], self.loss_fn, None, self.sites, points=self.points)
+        result = loss_path(handover, self.few, self.loss_fn, None, self.sites, points=self.points)
         return {
             "path_rise": {name: site.rises[-1] for name, site in result.sites.items()},
             "path_bound": {name: site.bounds[-1] for name, site in result.sites.items()},
