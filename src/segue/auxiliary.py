@@ -94,7 +94,7 @@ class AuxiliaryLosses:
         outputs, streams = self._teacher_pass(model, as_teacher) if self.wants_calls else ([], {})
         parts: dict[str, Tensor] = {}
         for name, weight in self.guidance.items():
-            pairs = students[name]
+            pairs = students.pop(name)  # freed as soon as its loss stands
             if self.on_teacher_stream:
                 pairs = [(*t, *s) for t, s in zip(streams[name], pairs, strict=True)]
             if not pairs:

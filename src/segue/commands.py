@@ -91,6 +91,25 @@ def sites(
 
 
 @app.command()
+def cost(
+    model: Annotated[str, typer.Argument(help="timm:NAME, hf:FOLDER_OR_ID, torchvision:NAME, or demo.")],
+    plan: Annotated[str, typer.Argument(help="A method (`segue methods`), 'paper' for its seven, or a plan saved as JSON.")],
+    sites: Annotated[str | None, typer.Option(help="Which modules, such as 'blocks.*.attn'.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Examples in a step.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Of each example, for language models.")] = 128,
+    steps: Annotated[int, typer.Option(min=1, help="Of the run.")] = 1000,
+    picture: Annotated[Path | None, typer.Option(help="A PNG of the operations step by step; for one plan.")] = None,
+) -> None:
+    """Show what a plan costs on a model, phase by phase, beside student-only and full-teacher training.
+
+    `segue cost timm:vit_tiny_patch16_224 dcr --sites 'blocks.*.attn'`
+    """
+    from segue.lab.cost_table import show
+
+    show(console, model, plan, sites, batch=batch, tokens=tokens, steps=steps, picture=picture)
+
+
+@app.command()
 def methods() -> None:
     """List the methods that can be compared."""
     from segue.lab import variants

@@ -64,12 +64,13 @@ def memory(tensor: Tensor) -> bytes | ctypes.Array[ctypes.c_char]:
 
 
 def fingerprint(tensors: dict[str, Tensor]) -> str:
-    """Hash names, types, shapes and bytes."""
+    """Hash names, types, shapes and bytes; on the meta device there are no bytes."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = full(tensors[name]).detach().cpu().contiguous()
+        tensor = full(tensors[name]).detach()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(memory(tensor))
+        if not tensor.is_meta:
+            digest.update(memory(tensor.cpu().contiguous()))
     return digest.hexdigest()
 
 

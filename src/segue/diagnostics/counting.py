@@ -29,6 +29,7 @@ from segue.surgery import plain_attention
 class Uncounted(TorchDispatchMode):
     """Notice operators that the counter of operations has no formula for, though they compute in earnest."""
 
+    PLAIN = ("aten", "prim", "prims", "profiler")  # the profiler's are marks that an optimizer leaves
     HEAVY = ("attention", "attn", "mm", "matmul", "conv", "linear", "lstm", "gru", "rnn", "transformer")
 
     def __init__(self, counter: FlopCounterMode) -> None:
@@ -39,7 +40,7 @@ class Uncounted(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = func._overloadpacket
         space, _, name = func.name().partition("::")
-        if packet not in self.counted and (space not in ("aten", "prim", "prims") or any(word in name for word in self.HEAVY)):
+        if packet not in self.counted and (space not in self.PLAIN or any(word in name for word in self.HEAVY)):
             self.found.add(f"{space}::{name.partition('.')[0]}")
         return func(*args, **(kwargs or {}))
 

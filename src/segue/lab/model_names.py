@@ -1,10 +1,12 @@
-"""Models by what one types: timm:NAME, hf:FOLDER_OR_ID, torchvision:NAME, demo. No weights are loaded."""
+"""Models by what one types: timm:NAME, hf:FOLDER_OR_ID, torchvision:NAME, demo. No trained weights are loaded."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,35 @@ from segue.lab.torchvision_cpu import declare_missing_operators
 KINDS = ("timm", "hf", "torchvision")
 
 
-def build(name: str) -> nn.Module:
-    """Build the model of a name without memory for its weights."""
+def build(name: str, device: str = "meta") -> nn.Module:
+    """Build the model of a name, on the meta device without memory for its weights."""
     kind, colon, rest = name.partition(":")
-    if name == "demo":
-        with torch.device("meta"):
-            return VisionTransformer()
     if not colon or kind not in KINDS:
-        kind, rest = _guess(name), name
+        kind, rest = "demo" if name == "demo" else _guess(name), name
     makers = {"timm": _timm, "hf": _hugging_face, "torchvision": _torchvision}
-    return makers[kind](rest)
+    make = makers[kind](rest) if kind in makers else VisionTransformer
+    place: Any = torch.device(device)  # which is a context, though torch's types do not say so
+    with place, torch.random.fork_rng(devices=[]):
+        model: nn.Module = make()
+    return model
+
+
+def example(model: nn.Module, batch: int, tokens: int) -> Any:
+    """Return a batch of zeros that a model of these libraries can be called with."""
+    settings = getattr(model, "pretrained_cfg", None)
+    config: Any = getattr(model, "config", None)
+    place: Any = next(model.parameters()).device
+    with place:
+        if isinstance(model, VisionTransformer):
+            return torch.zeros(batch, 1, 8, 8)
+        if isinstance(settings, dict) and "input_size" in settings:  # timm
+            return torch.zeros(batch, *settings["input_size"])
+        if (main := getattr(model, "main_input_name", None)) is None:  # torchvision
+            return torch.zeros(batch, 3, 224, 224)
+        if main != "pixel_values":
+            return {main: torch.zeros(batch, tokens, dtype=torch.long)}
+        size = config.image_size
+        return {main: torch.zeros(batch, config.num_channels, *((size, size) if isinstance(size, int) else size))}
 
 
 def _guess(name: str) -> str:
@@ -42,38 +63,32 @@ def _guess(name: str) -> str:
     return "timm"
 
 
-def _timm(name: str) -> nn.Module:
+def _timm(name: str) -> Callable[[], nn.Module]:
     timm = _imported("timm", name, "timm")
     if not timm.is_model(name):
         names = timm.list_models()
         raise ConfigError(f"the timm model {name!r} was asked for.", nearest(name, names), "timm.list_models() lists them.")
-    with torch.device("meta"):
-        model: nn.Module = timm.create_model(name, pretrained=False)
-    return model
+    return partial(timm.create_model, name, pretrained=False)
 
 
-def _torchvision(name: str) -> nn.Module:
+def _torchvision(name: str) -> Callable[[], nn.Module]:
     torchvision = _imported("torchvision.models", name, "timm")
     names = torchvision.list_models()
     if name not in names:
         raise ConfigError(f"the torchvision model {name!r} was asked for.", nearest(name, names), "these are its models.")
-    with torch.device("meta"):
-        model: nn.Module = torchvision.get_model(name, weights=None)
-    return model
+    return partial(torchvision.get_model, name, weights=None)
 
 
-def _hugging_face(name: str) -> nn.Module:
+def _hugging_face(name: str) -> Callable[[], nn.Module]:
     transformers = _imported("transformers", name, "hf")
     try:
         config = transformers.AutoConfig.from_pretrained(name)
-        with torch.device("meta"):
-            model: nn.Module = transformers.AutoModel.from_config(config)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"the Hugging Face model {name!r} was asked for.", reason, "give a folder with config.json, or an id of the hub."
         ) from None
-    return model
+    return partial(transformers.AutoModel.from_config, config)
 
 
 def _imported(module: str, name: str, extra: str) -> Any:
