@@ -1,5 +1,6 @@
 """Diagnostics: the paper's claims and a plan's cost, measured on the user's own model."""
 
+from segue.diagnostics.chance import Law, law_of
 from segue.diagnostics.costs import Cost, cost
 from segue.diagnostics.curvature import CurvatureBias, curvature_bias
 from segue.diagnostics.gradient_variance import GateGradientVariance, gate_gradient_variance
@@ -10,10 +11,12 @@ __all__ = [
     "Cost",
     "CurvatureBias",
     "GateGradientVariance",
+    "Law",
     "LossPath",
     "Recorder",
     "cost",
     "curvature_bias",
     "gate_gradient_variance",
+    "law_of",
     "loss_path",
 ]

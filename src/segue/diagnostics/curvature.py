@@ -23,6 +23,7 @@ from segue.diagnostics.gradient_variance import shares
 from segue.diagnostics.population import chosen_sites, fixed_batches
 from segue.diagnostics.tail import Tail, tails
 from segue.evaluation import LossFn
+from segue.gates import Gate
 from segue.handover import Handover
 
 
@@ -79,6 +80,7 @@ def curvature_bias(
     alpha: float | None = 0.5,
     sites: str | Sequence[str] | None = None,
     *,
+    gate: Gate | None = None,
     points: int = 9,
     iterations: int = 24,
     seed: int = 0,
@@ -86,11 +88,11 @@ def curvature_bias(
     """Measure how far random mixing at a site moves the expected loss, beside the paper's bound.
 
     The curvature is looked for at so many points of the segment from teacher to student, at each by Lanczos' method with so
-    many Hessian-vector products. The gate is the plan's, at the teacher's share `alpha` (None: as it is now); the other gates
-    stay at their means.
+    many Hessian-vector products. The gate is the plan's, or the one given, at the teacher's share `alpha` (None: as it
+    is now); the other gates stay at their means.
     """
     handover.require_teachers("curvature_bias()")
-    laws = {name: law_of(handover.plan.gate, share) for name, share in shares(handover, alpha).items()}
+    laws = {name: law_of(gate or handover.plan.gate, share) for name, share in shares(handover, alpha).items()}
     population = fixed_batches(batches, handover)
     found = {}
     with tails(handover, {name: law.mean for name, law in laws.items()}) as tail:

@@ -27,7 +27,7 @@ from segue.diagnostics.chance import Law, law_of
 from segue.diagnostics.population import chosen_sites, fixed_batches
 from segue.errors import PlanError
 from segue.evaluation import LossFn
-from segue.gates import Noise
+from segue.gates import Gate, Noise
 from segue.handover import Handover
 from segue.measuring import gradients, set_aside
 from segue.seam import View
@@ -136,6 +136,7 @@ def gate_gradient_variance(
     sites: str | Sequence[str] | None = None,
     draws: int = 64,
     *,
+    gate: Gate | None = None,
     alone: bool = True,
     most_outcomes: int = MOST_OUTCOMES,
     seed: int = 0,
@@ -144,13 +145,14 @@ def gate_gradient_variance(
 
     Exact by enumeration where the gates have few outcomes (one site; up to twelve coins), by quadrature for one soft gate, and
     by `draws` seeded draws per minibatch with a standard error otherwise. `alpha` is the teacher's share at every site; None
-    takes the shares as they are now. `batches` is the population of minibatches, `loss_fn(model, batch)` the task's loss:
-    guidance is left out, as in the paper. Everything runs in evaluation, so that dropout adds nothing; the run is not touched.
+    takes the shares as they are now. `gate` asks what another gate would do with the same weights. `batches` is the population
+    of minibatches, `loss_fn(model, batch)` the task's loss: guidance is left out, as in the paper. Everything runs in
+    evaluation, so that dropout adds nothing; the run is not touched.
     """
     if draws < 4:
         raise PlanError(f"draws={draws} was asked for.", "A variance and its error need at least 4.", "64 is the default.")
     handover.require_teachers("gate_gradient_variance()")
-    laws = {name: law_of(handover.plan.gate, share) for name, share in shares(handover, alpha).items()}
+    laws = {name: law_of(gate or handover.plan.gate, share) for name, share in shares(handover, alpha).items()}
     names = chosen_sites(handover, sites)
     population = fixed_batches(batches, handover)
     with set_aside(handover):
