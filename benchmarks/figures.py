@@ -102,7 +102,7 @@ def _replaced(result: dict[str, Any]) -> Any:
     axes.set_xlabel("replaced attentions, k")
     axes.set_ylabel("step / student-only step")
     crossing = replaced.break_even(result)
-    beyond = f"break-even by operations: k = {crossing:.0f}" + (", beyond this model" if crossing > counts[-1] else "")
+    beyond = f"break-even by operations: k = {crossing:.1f}" + (", beyond this model" if crossing > counts[-1] else "")
     axes.text(0.99, 0.03, beyond, transform=axes.transAxes, ha="right", va="bottom")
     if crossing <= counts[-1]:
         axes.axvline(crossing, color="black", linewidth=0.8, dashes=(1, 1.5))

@@ -26,7 +26,8 @@ def render(saved: dict[str, Any]) -> str:
         "",
         f"What a handover costs beside the same model built by hand, and beside its neighbours: {settings['model']}, all "
         "attention replaced by fresh attention, frozen backbone, AdamW. Every number is written by the command itself. Times "
-        "are ratios of steps that took turns within one run: compare ratios, never milliseconds.",
+        "are ratios of steps that took turns within one run: compare ratios, never milliseconds. A 95 % interval is that of "
+        "the median over rounds; of fewer than six rounds it is the whole range.",
         "",
         *where(saved),
         "",

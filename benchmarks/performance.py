@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import compiled, figures, machine, memory, page, replaced, saturation, seam_profile, step_time, whole_run
-from benchmarks.settings import MINUTES, Settings, smoke
+from benchmarks.settings import MINUTES, Settings, scaled, smoke
 from segue.lab.torchvision_cpu import declare_missing_operators
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, save, draw and render."""
     options = _options(arguments)
     declare_missing_operators()
-    settings = smoke() if options.smoke else Settings(minutes=options.minutes)
+    settings = smoke() if options.smoke else scaled(options.minutes)
     if options.threads:
         torch.set_num_threads(options.threads)
     saved = _earlier(options.results) if options.only or options.render else None
@@ -74,7 +74,8 @@ def _begun(earlier: dict[str, Any] | None, settings: Settings, path: Path) -> di
     if earlier is None:
         return {**here, "measurements": {}}
     same_machine = all(earlier["machine"][key] == here["machine"][key] for key in machine.HARDWARE)
-    same_settings = {**earlier["settings"], "minutes": None} == {**here["settings"], "minutes": None}
+    longer = dict.fromkeys(("minutes", "least_rounds"))  # may differ
+    same_settings = {**earlier["settings"], **longer} == {**here["settings"], **longer}
     if not (same_machine and same_settings):
         sys.exit(f"{path} was measured elsewhere or otherwise: run the whole set, without --only.")
     return earlier

@@ -111,9 +111,8 @@ def reading(points: list[dict[str, Any]], key: str) -> list[str]:
         spans = ", ".join(f"{span(part, name)} {where}" for where, part in parts.items())
         said.append(f"{name}: {spans}; {crossover(points, name, key)}.")
     dearer = [size(p, key) for p in points if ratio(p, BLEND).median >= ratio(p, KL).median]
-    said.append(
-        f"The blend is the dearer of the two at {', '.join(dearer)}." if dearer else "The blend is cheaper at every size."
-    )
+    where = f"dearer of the two at {', '.join(dearer)}" if dearer else "cheaper of the two at every size"
+    said.append(f"By the medians the blend is the {where}.")
     return [" ".join(said)]
 
 

@@ -6,6 +6,7 @@ Expected: what a blend adds are the teachers' own products; a seam costs some mi
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import Counter
 from typing import Any
@@ -46,12 +47,13 @@ def measure(settings: Settings) -> dict[str, Any]:
         "sites": len(bench.sites),
         "seams": settings.seams,
         "operators": operators(steps),
-        "chain_milliseconds": {name: values[-1001:] for name, values in chain.items()},
+        "chain_milliseconds": chain,
     }
 
 
 def operators(steps: dict[str, Step]) -> dict[str, dict[str, float]]:
     """Return the milliseconds that each operator spends in itself, by step."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler prints a line whenever it starts and stops
     spent: dict[str, Counter[str]] = {name: Counter() for name in steps}
     for turn in range(PASSES):
         for name in sorted(steps, reverse=bool(turn % 2)):
@@ -123,7 +125,7 @@ def section(result: dict[str, Any], steps: dict[str, Any] | None) -> list[str]:
     def added(key: str) -> float:
         return blend.get(key, 0.0) - hand.get(key, 0.0)
 
-    keys = sorted({*hand, *blend}, key=lambda key: -abs(added(key)))[:SHOWN]
+    keys = sorted({*hand, *blend}, key=lambda key: (-abs(added(key)), key))[:SHOWN]
     lines = [
         f"`torch.profiler` on one step at batch {result['batch']}, milliseconds that an operator spends in itself, mean "
         f"of {PASSES}: the {SHOWN} operators that differ most between a blend and student-only. What the blend adds should be "

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MINUTES = 25.0
-SHARES = {  # of the whole time; the rest is building, counting and compiling
-    "steps": 0.28,
-    "compiled": 0.22,
-    "run": 0.18,
-    "replaced": 0.10,
-    "saturation": 0.19,
-    "profile": 0.03,
+SHARES = {  # of the whole time; the rest is building, counting and importing
+    "steps": 0.26,
+    "compiled": 0.20,
+    "run": 0.16,
+    "replaced": 0.09,
+    "saturation": 0.16,
+    "profile": 0.006,
 }
 
 
@@ -38,7 +38,7 @@ class Settings:
     run_steps: int = 30
     plan_steps: int = 1000  # of the run whose kinds of steps are counted
     coins: int = 3  # steps per round for a method whose cost changes with its coins
-    least_rounds: int = 5
+    least_rounds: int = 6  # fewer have no 95 % interval
     import_repeats: int = 9
     backend: str = "inductor"
     seams: int = 64  # of the chain of tiny layers that shows what a seam costs in Python
@@ -47,6 +47,11 @@ class Settings:
     def seconds(self, name: str) -> float:
         """Return how long a measurement may time its steps."""
         return 60 * self.minutes * SHARES[name]
+
+
+def scaled(minutes: float) -> Settings:
+    """Spread other minutes over the same work; a short run takes too few rounds for intervals, but ends in time."""
+    return Settings(minutes=minutes) if minutes >= MINUTES / 2 else Settings(minutes=minutes, least_rounds=2)
 
 
 def smoke() -> Settings:

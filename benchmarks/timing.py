@@ -47,11 +47,7 @@ class Ratio:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """Write a share as the pages do.
-
-    >>> percent(0.05), percent(0.0123, 1)
-    ('5 %', '1.2 %')
-    """
+    """Write a share as the pages do, with a space."""
     return f"{100 * share:.{digits}f} %"
 
 

@@ -123,8 +123,6 @@ def section(result: dict[str, Any], steps: dict[str, Any] | None) -> list[str]:
     ]
     lines += [f"| {name} | {found[name].fine} | {statistics.median(times[name]) / 1000:.1f} |" for name in times]
     lines += [f"| {name} | not measured: {why} | |" for name, why in result["missing"].items()]
-    if repeats < 6:
-        lines += ["", f"With {repeats} repeats the interval is the whole range."]
     if steps is not None:
         total = planned[BOTH] + planned[ALONE]
         lines += [
