@@ -68,8 +68,8 @@ def theseus(seed: int = 0, **settings: Any) -> Result:
 def test_the_gates_share_is_summed_over_sites_and_averaged_over_the_anneal():
     one = with_points(
         theseus(),
-        look(0.9, (1.0, 2.0), (1.0, 0.0), (2.0, 2.0)),  # 3 of 4; 3 of the predicted 4
-        look(0.3, (1.0, 0.0), (1.0, 2.0), (0.5, 0.0)),  # 1 of 4; twice the predicted
+        look(0.9, (1.0, 2.0), (1.0, 0.0), (2.0, 2.0)),  # 3 of 4; 3 where 4 were predicted
+        look(0.3, (1.0, 0.0), (1.0, 2.0), (0.5, 0.0)),  # 1 of 4; 1 where 0.5 was predicted
         look(0.0, (9.0, 9.0), (0.0, 0.0), (1.0, 1.0)),  # the teachers have gone: not counted
     )
     other = with_points(theseus(1), look(0.5, (7.0, 0.0), (3.0, 0.0), (7.0, 0.0)))
@@ -77,7 +77,7 @@ def test_the_gates_share_is_summed_over_sites_and_averaged_over_the_anneal():
     assert row.gate_share is not None
     assert (row.gate_share.mean, row.gate_share.n) == (pytest.approx((0.5 + 0.7) / 2), 2)
     assert row.gate_share.half == pytest.approx(12.7062 * 0.1, rel=1e-4)
-    assert mean_of(row.to_prediction) == pytest.approx(((0.75 + 2) / 2 + 1) / 2)
+    assert mean_of(row.to_prediction) == pytest.approx(((3 + 1) / (4 + 0.5) + 1) / 2)
     assert not row.exactly_zero
     assert row.by_depth["gate_variance"][0] is not None
     assert row.by_depth["gate_variance"][0].mean == pytest.approx((1.0 + 7.0) / 2)
@@ -89,8 +89,12 @@ def test_a_look_counts_the_sites_that_have_both_numbers():
     assert gate_share(point) == 0.25
     assert gate_share(replace(point, gate_variance={A: 0.0}, data_variance={A: 0.0})) is None  # nothing varies
     assert gate_share(replace(point, data_variance={})) is None
-    assert to_prediction(replace(point, predicted_variance={B: 4.0})) == 1.25
-    assert to_prediction(replace(point, predicted_variance={A: 0.0})) is None
+    assert gate_share(replace(point, data_variance={A: -0.5})) == 1.0  # an estimate below zero
+    assert gate_share(replace(point, gate_variance={A: -0.5})) == 0.0
+    one = run(**BARE)
+    assert to_prediction(with_points(one, {"gate_variance": {A: 1.0, B: 5.0}, "predicted_variance": {B: 4.0}})) == 1.25
+    assert to_prediction(with_points(one, {"gate_variance": {A: 1.0}, "predicted_variance": {A: 0.0}})) is None
+    assert to_prediction(with_points(one, {"gate_variance": {A: 1.0}})) is None
 
 
 def test_zero_is_exact_only_where_it_was_not_estimated():
@@ -374,6 +378,17 @@ def test_text_is_legible_and_nothing_covers_the_data(name: str):
         assert not note.overlaps(box)
         assert box.x0 >= -1
         assert box.x1 <= figure.bbox.x1 + 1
+
+
+def test_names_stand_in_their_order_and_inside_the_axes():
+    steep = {"alpha": 0.5, "path_rise": {A: 1e-6, B: 0.1}, "path_bound": {A: 1.0, B: 1.0}}
+    bent = with_points(theseus(), steep | {"curvature_bias": {A: 1.0}, "curvature_bound": {A: 2.0}})
+    both = [bent, with_points(run(method="distillation", **BARE), steep)]  # no gate, no curvature bias
+    names = [text.get_text() for text in figure_of(both, "bounds").legends[0].get_texts()]
+    assert names == ["KL distillation", "Theseus"]
+    only = figure_of([with_points(theseus(), steep)], "bounds").axes[0]
+    assert only.get_yscale() == "log"
+    assert only.texts[0].get_window_extent().y1 <= only.bbox.y1
 
 
 def test_only_what_was_measured_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -83,7 +83,8 @@ def _figure(panels: list[Panel], note: str) -> Any:
     from matplotlib.figure import Figure
 
     panels = [panel for panel in panels if panel.lines]
-    entries = {line.look: line.label for panel in panels for line in panel.lines if not line.faint}
+    fullest_first = sorted(panels, key=lambda panel: -len(panel.lines))  # it has the methods in their order
+    entries = {line.look: line.label for panel in fullest_first for line in panel.lines if not line.faint}
     columns = 2 if all(len(label) <= 22 for label in entries.values()) and len(entries) > 1 else 1
     legend = LEGEND_ROW * -(-len(entries) // columns) + 0.02
     titles = [0.14 if panel.title else 0.0 for panel in panels]
@@ -111,7 +112,7 @@ def _zeros(panels: list[Panel]) -> list[str]:
         line.label for panel in panels if _logarithmic(panel) for line in panel.lines if not line.faint and not any(line.mean)
     )
     some = any(y <= 0 for means in lines if any(means) for y in means)
-    return ["zeros left out"] * some + ([f"0 throughout: {listed(list(names))}"] if names else [])
+    return ["what is not above 0 is left out"] * some + ([f"0 throughout: {listed(list(names))}"] if names else [])
 
 
 def _fill(axes: Any, panel: Panel, *, show_x: bool) -> None:
@@ -164,7 +165,8 @@ def _scale_y(axes: Any, panel: Panel) -> None:
     if _logarithmic(panel):
         positive = [value for value in [*means, panel.reference or 0.0] if value > 0]
         axes.set_yscale("log", nonpositive="clip")
-        axes.set_ylim(min(positive) / 1.6, max(positive) * 1.6)
+        name_above = 1.0 if panel.reference is None else (max(positive) / min(positive)) ** 0.1
+        axes.set_ylim(min(positive) / 1.6, max(positive) * 1.6 * name_above)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(positive) < 60 * min(positive) else (1, 3)))
         axes.yaxis.set_major_formatter(lambda value, _: significant(value))
         axes.yaxis.set_minor_formatter(NullFormatter())

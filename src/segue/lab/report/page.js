@@ -318,7 +318,7 @@
   controls();
   at("figures").replaceChildren(...cards.filter((_, i) => !FIGURES[i].costs));
   at("cost-figures").replaceChildren(...cards.filter((_, i) => FIGURES[i].costs));
-  at("costs-reading").textContent = data.reading;
+  at("costs-reading").textContent = unbroken(data.reading);
   at("compared-hint").textContent = `Paired by seed: the same seed sees the same batches. ${data.comparisons} ${data.comparisons === 1 ? "comparison" : "comparisons"} per measure over all groups; p-values stand alone and adjusted by Holm’s method. The best baseline is the one with the best mean in the group.`;
   at("files").replaceChildren(...(data.files || []).map((path) => element("li", {}, element("a", { href: path }, path))));
   runList();

@@ -66,7 +66,7 @@ def table_one(runs: Sequence[Result], sites: Sequence[str]) -> TableOne:
     return TableOne(
         gate_share=exact or estimate([over_anneal(run, gate_share) for run in runs]),
         exactly_zero=exact is not None,
-        to_prediction=estimate([over_anneal(run, to_prediction) for run in runs]),
+        to_prediction=estimate([to_prediction(run) for run in runs]),
         counted={name: estimate([_counted(cost, read) for cost in costs]) for name, read in COUNTED.items()},
         matching=" or ".join(dict.fromkeys(one for one in found if one is not None)) or None,
         by_depth={
@@ -82,17 +82,26 @@ def over_anneal(run: Result, read: Callable[[Point], float | None]) -> float | N
 
 
 def gate_share(point: Point) -> float | None:
-    """Divide the variance that the gates cause by all variance, summed over the sites; None where nothing varies."""
-    both = point.gate_variance.keys() & point.data_variance.keys()
-    gates, data = (over_sites({site: of[site] for site in both}) for of in (point.gate_variance, point.data_variance))
-    return None if gates is None or data is None or gates + data == 0 else gates / (gates + data)
+    """Divide the variance that the gates cause by all variance, summed over the sites; None where nothing varies.
+
+    An estimate of a small variance may come out below zero; it counts as zero, so that no share is above one.
+    """
+    gates, data = _at_common_sites(point.gate_variance, point.data_variance)
+    if gates is None or data is None or math.isnan(gates + data):
+        return None
+    gates, data = max(0.0, gates), max(0.0, data)
+    return gates / (gates + data) if gates + data > 0 else None
 
 
-def to_prediction(point: Point) -> float | None:
-    """Divide the variance that the gates cause by the paper's formula for it, summed over the sites."""
-    both = point.gate_variance.keys() & point.predicted_variance.keys()
-    found, told = (over_sites({site: of[site] for site in both}) for of in (point.gate_variance, point.predicted_variance))
-    return None if found is None or told is None or told == 0 else found / told
+def to_prediction(run: Result) -> float | None:
+    """Divide the variance that the gates cause by the paper's formula for it, both summed over sites and looks of the anneal.
+
+    Sums, and not a mean of ratios: where a gate hardly moves, the formula is close to zero and a ratio is mostly noise.
+    """
+    pairs = [_at_common_sites(point.gate_variance, point.predicted_variance) for point in annealed(run)]
+    known = [(found, told) for found, told in pairs if found is not None and told is not None and math.isfinite(found + told)]
+    told = math.fsum(told for _, told in known)
+    return math.fsum(found for found, _ in known) / told if told else None
 
 
 def matching(config: Mapping[str, Any]) -> str | None:
@@ -117,6 +126,11 @@ def rebuilt(data: Mapping[str, Any]) -> Cost | None:
         )
     except (KeyError, TypeError):
         return None
+
+
+def _at_common_sites(*measured: Mapping[str, float]) -> list[float | None]:
+    common = set.intersection(*(set(one) for one in measured))
+    return [over_sites({site: one[site] for site in common}) for one in measured]
 
 
 def _phase(data: Mapping[str, Any]) -> Phase:
