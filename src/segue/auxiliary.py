@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -123,7 +123,8 @@ class AuxiliaryLosses:
         heard = teachers.items() if self.on_teacher_stream else ()
         handles = [module.register_forward_hook(listen(name)) for name, module in heard if module is not None]
         try:
-            with torch.no_grad(), as_teacher(), evaluating(model), plain_attention():
+            original = nullcontext() if self.original else as_teacher()  # a copy needs no teachers, which may be gone
+            with torch.no_grad(), original, evaluating(model), plain_attention():
                 outputs = [(self.original or model)(*args, **kwargs) for args, kwargs, _ in self.calls]
         finally:
             for handle in handles:

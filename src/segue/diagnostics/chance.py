@@ -58,9 +58,20 @@ def law_of(gate: Gate, alpha: float) -> Law:
         )
     for name in ("outcomes", "nodes"):
         if (tell := getattr(gate, name, None)) is not None:
-            found: Outcomes = tuple(tell(alpha))
+            found: Outcomes = tuple((weight, chance) for weight, chance in tell(alpha) if chance != 0.0)
+            _refuse_no_law(gate, name, alpha, found)
             return Law(gate, alpha, found, exact=name == "outcomes" or len(found) == 1)
     return Law(gate, alpha, _drawn(gate, alpha), exact=False, drawn=True)
+
+
+def _refuse_no_law(gate: Gate, name: str, alpha: float, found: Outcomes) -> None:
+    whole = math.fsum(chance for _, chance in found)
+    if abs(whole - 1.0) > 1e-6 or any(chance < 0.0 or not 0.0 <= weight <= 1.0 for weight, chance in found):
+        raise PlanError(
+            f"the gate's law was asked for: {type(gate).__name__}.{name}({alpha}).",
+            f"It returned {found!r}, whose probabilities add up to {whole:.4g}.",
+            "return pairs (weight, probability), weights from 0 to 1, probabilities that add up to 1.",
+        )
 
 
 def _drawn(gate: Gate, alpha: float) -> Outcomes:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,11 @@ class Phase:
     saved_bytes: int  # kept for the backward pass, in the step that keeps most
     parameters: int  # in memory: backbone, students, and teachers that have not been released
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Phase:
+        """Rebuild a phase; what a newer version may have added is left out."""
+        return cls(**{f.name: data[f.name] for f in dataclasses.fields(cls)})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
@@ -58,14 +64,14 @@ class Cost:
     distillation: Phase  # the same students, and a full pass of the original model at every step
     teachers: dict[str, int]  # operations of one forward of each replaced module
     teacher_pass: int  # operations of one forward of the original model
-    per_step: tuple[int, ...] = field(repr=False)  # operations, step by step
+    per_step: tuple[float, ...] = field(repr=False)  # operations, step by step
 
     @property
     def steps(self) -> int:
         return len(self.per_step)
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> float:
         """Operations of the whole run."""
         return sum(self.per_step)
 
@@ -96,6 +102,19 @@ class Cost:
         plain = {name: dataclasses.asdict(value) for name, value in fields.items() if isinstance(value, Phase)}
         return fields | plain | {"phases": [dataclasses.asdict(phase) for phase in self.phases], "steps": self.steps}
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cost:
+        """Rebuild a cost from `to_dict`; each step costs the mean of its phase."""
+        phases = tuple(Phase.from_dict(phase) for phase in data["phases"])
+        return cls(
+            phases=phases,
+            student_only=Phase.from_dict(data["student_only"]),
+            distillation=Phase.from_dict(data["distillation"]),
+            teachers=dict(data["teachers"]),
+            teacher_pass=data["teacher_pass"],
+            per_step=tuple(phase.flops for phase in phases for _ in range(phase.steps)),
+        )
+
     def __str__(self) -> str:
         """Write the cost as a Markdown table and three sentences."""
         lines = [f"| {' | '.join(cells)} |" for cells in (list(HEADINGS), ["---"] * len(HEADINGS), *map(self.cells, self.rows))]
@@ -116,16 +135,20 @@ class Cost:
         ]
 
     @property
-    def rows(self) -> tuple[Phase, ...]:
-        """The phases, the mean of the whole run, and what it is compared with."""
-        whole = Phase(
+    def whole(self) -> Phase:
+        """The whole run as one phase: the mean of its operations, the most of its bytes and parameters."""
+        return Phase(
             name="whole run",
             steps=self.steps,
             flops=self.flops / self.steps,
             saved_bytes=max(phase.saved_bytes for phase in self.phases),
             parameters=max(phase.parameters for phase in self.phases),
         )
-        return (*self.phases, whole, self.student_only, self.distillation)
+
+    @property
+    def rows(self) -> tuple[Phase, ...]:
+        """The phases, the whole run, and what it is compared with."""
+        return (*self.phases, self.whole, self.student_only, self.distillation)
 
     @property
     def sentences(self) -> list[str]:
@@ -171,13 +194,17 @@ def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: int = 1000, l
     _warn_of_nothing(count, teachers)
     alone = count.students_alone()
     held = _held(count.handover)
-    without = _parameters(count.handover.model) - _parameters(*(_teacher(count.handover, name) for name in teachers))
+    without = _without_teachers(count.handover)
     phases = []
     for name in dict.fromkeys(kinds):
         of_kind = [one for one, kind in zip(costs, kinds, strict=True) if kind == name]
         mean = sum(one.flops for one in of_kind) / len(of_kind)
         most = max(one.saved_bytes for one in of_kind)
-        released = name == TAKEOVER and plan.release and plan.distill is None
+        released = (
+            plan.release
+            and plan.distill is None
+            and not any(_needs_teachers(count, step) for step, kind in enumerate(kinds) if kind == name)
+        )
         phases.append(
             Phase(name=name, steps=len(of_kind), flops=mean, saved_bytes=most, parameters=without if released else held)
         )
@@ -205,6 +232,18 @@ def _kind(count: StepCosts, step: int) -> str:
     if any(site.hold for site in sites):
         return HOLD
     return TAKEOVER if all(site.closed for site in sites) else BLEND
+
+
+def _needs_teachers(count: StepCosts, step: int) -> bool:
+    now = moment(count.handover.plan, count.handover.sites, step, count.total)
+    return any(site.needs_teacher for site in now.sites.values())
+
+
+def _without_teachers(handover: Handover) -> int:
+    """Count the parameters that are left when the teachers go; one that is tied to something else stays."""
+    places = tuple(f"{name}.teacher." for site in handover.sites for name in site.names)
+    named = handover.model.named_parameters(remove_duplicate=False)
+    return sum(p.numel() for p in {id(p): p for name, p in named if not name.startswith(places)}.values())
 
 
 def _held(handover: Handover) -> int:

@@ -30,7 +30,7 @@ class Uncounted(TorchDispatchMode):
     """Notice operators that the counter of operations has no formula for, though they compute in earnest."""
 
     PLAIN = ("aten", "prim", "prims", "profiler")  # the profiler's are marks that an optimizer leaves
-    HEAVY = ("attention", "attn", "mm", "matmul", "conv", "linear", "lstm", "gru", "rnn", "transformer")
+    HEAVY = ("attention", "attn", "mm", "mv", "matmul", "conv", "linear", "lstm", "gru", "rnn", "transformer")
 
     def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -171,6 +171,7 @@ class StepCosts:
     def __init__(self, model: nn.Module, plan: Plan, total: int, batch: Any, loss_fn: LossFn) -> None:
         model = copy.deepcopy(model).train()
         self.handover = replace_(model, dataclasses.replace(plan, release=False), total_steps=total)
+        self._sizes = {name: sum(p.numel() for p in seam.parameters()) for name, seam in self.handover.seams.items()}
         self.total = total
         self.batch = batch
         self.loss_fn = loss_fn
@@ -207,12 +208,12 @@ class StepCosts:
     def _kind(self, step: int) -> tuple[Any, ...]:
         """Name the kind of a step: what the first site does, and how many of the others do what.
 
-        Sites of one plan are mostly alike and so cost the same; before the first, no gradient is needed.
+        Sites of one size are taken to cost the same; before the first, no gradient is needed.
         """
         now = moment(self.handover.plan, self.handover.sites, step, self.total)
         first, *others = (
-            (site.closed, site.hold, 0.0 < site.weight < 1.0, site.weight == 1.0, site.guidance > 0)
-            for site in now.sites.values()
+            (self._sizes[name], site.closed, site.hold, 0.0 < site.weight < 1.0, site.weight == 1.0, site.guidance > 0)
+            for name, site in now.sites.items()
         )
         return step == 0, now.distill > 0, first, *sorted(Counter(others).items())
 

@@ -22,6 +22,7 @@ from segue.diagnostics.chance import Law, law_of
 from segue.diagnostics.gradient_variance import shares
 from segue.diagnostics.population import chosen_sites, fixed_batches
 from segue.diagnostics.tail import Tail, tails
+from segue.errors import PlanError
 from segue.evaluation import LossFn
 from segue.gates import Gate
 from segue.handover import Handover
@@ -91,6 +92,12 @@ def curvature_bias(
     many Hessian-vector products. The gate is the plan's, or the one given, at the teacher's share `alpha` (None: as it
     is now); the other gates stay at their means.
     """
+    if points < 1 or iterations < 1:
+        raise PlanError(
+            f"curvature_bias(points={points}, iterations={iterations}) was asked for.",
+            "A curvature that nobody looks for is not 0.",
+            "9 points and 24 iterations are the defaults.",
+        )
     handover.require_teachers("curvature_bias()")
     laws = {name: law_of(gate or handover.plan.gate, share) for name, share in shares(handover, alpha).items()}
     population = fixed_batches(batches, handover)

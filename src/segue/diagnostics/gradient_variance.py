@@ -60,17 +60,17 @@ class Setting:
 
     sites: dict[str, Variance]
     how: str
+    error: float  # of the total: sites that share their draws do not err independently
 
     @property
     def total(self) -> Variance:
         """The variance of all students' gradients together, as one vector."""
         found = self.sites.values()
-        error = math.sqrt(sum(site.standard_error**2 for site in found))
         return Variance(
             gate=sum(site.gate for site in found),
             data=sum(site.data for site in found),
             predicted=sum(site.predicted for site in found),
-            standard_error=error,
+            standard_error=self.error,
         )
 
 
@@ -164,7 +164,8 @@ def gate_gradient_variance(
             if alone or len(laws) == 1:
                 apart[name] = measure.alone(name, slopes[name])
             measure.forget()
-        one_by_one = Setting(sites=apart, how=measure.how_alone) if apart else None
+        error = math.sqrt(math.fsum(site.standard_error**2 for site in apart.values()))
+        one_by_one = Setting(sites=apart, how=measure.how_alone(names), error=error) if apart else None
         together = one_by_one if one_by_one and len(laws) == 1 else measure.together(slopes)
     return GateGradientVariance(
         alone=one_by_one, together=together, slopes=slopes, laws={name: laws[name] for name in names}, batches=len(population)
@@ -209,33 +210,42 @@ class _Estimate:
 
     def __init__(self) -> None:
         self.gates: list[float] = []
-        self.errors: list[float] = []
-        self.excess: list[float] = []  # by which the data's part is too large, because E[g | X] is itself an estimate
+        self.coarse: list[float] = []  # by a quadrature with half the nodes
+        self.blocks: list[list[float]] = []  # by the draws of each block
+        self.draws = math.inf
         self.over_data = _Moments()
 
     def enumerated(self, whole: _Moments, coarse: _Moments | None) -> None:
         """Add a minibatch whose outcomes are all known, or the nodes of a quadrature with those of a coarser one."""
         self.gates.append(whole.variance)
-        self.errors.append(abs(whole.variance - coarse.variance) if coarse else 0.0)
-        self.excess.append(0.0)
+        self.coarse.append((coarse or whole).variance)
         self.over_data.add(whole.mean)
 
     def drawn(self, whole: _Moments, blocks: list[_Moments]) -> None:
         """Add a minibatch whose gates were drawn, in blocks."""
-        found = [block.spread / (block.weight - 1) for block in blocks]
         self.gates.append(whole.spread / (whole.weight - 1))
-        self.errors.append(statistics.stdev(found) / math.sqrt(len(found)))
-        self.excess.append(self.gates[-1] / whole.weight)
+        self.blocks.append([block.spread / (block.weight - 1) for block in blocks])
+        self.draws = whole.weight
         self.over_data.add(whole.mean)
 
     def result(self, predicted: float) -> Variance:
         count = len(self.gates)
+        gate = math.fsum(self.gates) / count
+        excess = (1 - 1 / count) * gate / self.draws  # the means over draws vary too, which is not the data's doing
         return Variance(
-            gate=math.fsum(self.gates) / count,
-            data=self.over_data.variance - (1 - 1 / count) * math.fsum(self.excess) / count,
-            predicted=predicted,
-            standard_error=math.sqrt(math.fsum(error**2 for error in self.errors)) / count,
+            gate=gate, data=self.over_data.variance - excess, predicted=predicted, standard_error=_standard_error([self])
         )
+
+
+def _standard_error(estimates: list[_Estimate]) -> float:
+    """Return the error of the sum of estimates that come from the same minibatches and draws."""
+    count = len(estimates[0].gates)
+    if estimates[0].blocks:
+        batches = zip(*(one.blocks for one in estimates), strict=True)
+        sums = [[math.fsum(sites) for sites in zip(*blocks, strict=True)] for blocks in batches]
+        return math.sqrt(math.fsum(statistics.variance(blocks) / len(blocks) for blocks in sums)) / count
+    pairs = [pair for one in estimates for pair in zip(one.gates, one.coarse, strict=True)]
+    return math.sqrt(math.fsum((fine - coarse) ** 2 for fine, coarse in pairs)) / count
 
 
 class _Measurement:
@@ -280,7 +290,8 @@ class _Measurement:
             return {name: self._one(index, name, weights[name])}
 
         outcomes = [({name: weight}, chance) for weight, chance in law.outcomes] if known else None
-        return self._variances([name], gradient, outcomes, integrated=not law.exact, slopes={name: slope})[name]
+        found = self._estimates([name], gradient, outcomes, integrated=not law.exact)
+        return found[name].result(law.variance * slope.square)
 
     def together(self, slopes: dict[str, Slope]) -> Setting:
         """Let the gates of all sites move, independently."""
@@ -290,15 +301,18 @@ class _Measurement:
         def gradient(index: int, weights: Weights) -> Vectors:
             return self._gradients(index, list(slopes), weights)
 
-        sites = self._variances(list(slopes), gradient, list(_product(self.laws)) if few else None, False, slopes)
-        return Setting(sites=sites, how=EXACT if few else f"{self.draws} draws")
+        found = self._estimates(list(slopes), gradient, list(_product(self.laws)) if few else None)
+        return Setting(
+            sites={name: one.result(self.laws[name].variance * slopes[name].square) for name, one in found.items()},
+            how=EXACT if few else f"{self.draws} draws",
+            error=_standard_error(list(found.values())),
+        )
 
-    @property
-    def how_alone(self) -> str:
+    def how_alone(self, names: list[str]) -> str:
         """Say how the gates were moved one by one."""
         hows = {
             f"{self.draws} draws" if not self._is_known(law) else EXACT if law.exact else "quadrature"
-            for law in self.laws.values()
+            for law in (self.laws[name] for name in names)
         }
         return ", ".join(sorted(hows))
 
@@ -309,14 +323,13 @@ class _Measurement:
     def _is_known(self, law: Law) -> bool:
         return not law.drawn and len(law.outcomes) <= self.most_outcomes
 
-    def _variances(
+    def _estimates(
         self,
         names: list[str],
         gradient: Callable[[int, Weights], Vectors],
         outcomes: list[tuple[dict[str, float], float]] | None,
-        integrated: bool,
-        slopes: dict[str, Slope],
-    ) -> dict[str, Variance]:
+        integrated: bool = False,
+    ) -> dict[str, _Estimate]:
         found = {name: _Estimate() for name in names}
         for index in range(len(self.batches)):
             whole = {name: _Moments() for name in names}
@@ -337,7 +350,7 @@ class _Measurement:
                     blocks[name][draw % self.blocks].add(vector)
             for name in names:
                 found[name].drawn(whole[name], blocks[name])
-        return {name: one.result(self.laws[name].variance * slopes[name].square) for name, one in found.items()}
+        return found
 
     def _drawn(self, index: int, draw: int) -> dict[str, float]:
         step = index * self.draws + draw

@@ -18,6 +18,7 @@ from segue.diagnostics.chance import law_of
 from segue.diagnostics.gradient_variance import shares
 from segue.diagnostics.population import chosen_sites, fixed_batches
 from segue.diagnostics.tail import Tail, tails
+from segue.errors import PlanError
 from segue.evaluation import LossFn
 from segue.handover import Handover
 
@@ -77,6 +78,8 @@ def loss_path(
 
     One site moves at a time; the gates of the others stay at their means at the teacher's share `alpha` (None: as it is now).
     """
+    if points < 2:
+        raise PlanError(f"loss_path(points={points}) was asked for.", "A way has two ends.", "21 is the default.")
     handover.require_teachers("loss_path()")
     means = {name: law_of(handover.plan.gate, share).mean for name, share in shares(handover, alpha).items()}
     population = fixed_batches(batches, handover)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from segue.batches import mapped
+from segue.batches import mapped, size
 from segue.diagnostics.chance import law_of
 from segue.diagnostics.curvature import curvature_bias
 from segue.diagnostics.gradient_variance import gate_gradient_variance
@@ -46,7 +46,7 @@ class Recorder:
                     f"the measure {measure!r} was to be recorded.", nearest(measure, list(MEASURES)), "these are the measures."
                 )
         self.batches = list(batches)
-        self.few = [mapped(lambda tensor: tensor[:examples], batch) for batch in self.batches[:1]]
+        self.few = [_first(examples, batch) for batch in self.batches[:1]]
         self.loss_fn = loss_fn
         self.measures = tuple(measures)
         self.sites = sites
@@ -103,3 +103,9 @@ class Recorder:
             "path_rise": {name: site.rises[-1] for name, site in result.sites.items()},
             "path_bound": {name: site.bounds[-1] for name, site in result.sites.items()},
         }
+
+
+def _first(examples: int, batch: Any) -> Any:
+    """Take the first examples of a batch; a tensor that does not count them stays whole."""
+    rows = size(batch)
+    return mapped(lambda tensor: tensor[:examples] if tensor.dim() and len(tensor) == rows else tensor, batch)

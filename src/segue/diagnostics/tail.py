@@ -61,6 +61,12 @@ class Tail:
 
     def __call__(self, y: Tensor) -> Tensor:
         """Return the loss if the site returned y."""
+        with self._returning(y):
+            return self._run()
+
+    @contextmanager
+    def _returning(self, y: Tensor) -> Iterator[None]:
+        """Let the site return y: in a forward, and in the backward too, where activation checkpointing runs it again."""
 
         def instead(module: nn.Module, args: Any, output: Any) -> Any:
             first = first_floating(output, self.seam.site)
@@ -68,7 +74,7 @@ class Tail:
 
         handle = self.seam.register_forward_hook(instead)
         try:
-            return self._run()
+            yield
         finally:
             handle.remove()
 
@@ -80,21 +86,22 @@ class Tail:
     def slope(self, share: float) -> tuple[float, float]:
         """Return the loss at a share of the student, and the norm of its gradient there."""
         y = self.at(share)
-        with torch.enable_grad():
-            loss = self(y)
+        with torch.enable_grad(), self._returning(y):
+            loss = self._run()
             (gradient,) = torch.autograd.grad(loss, y)
         return loss.item(), gradient.double().norm().item()
 
     def curvature(self, share: float) -> Callable[[Tensor], Tensor]:
         """Return the product of the loss's Hessian at a share of the student with any vector."""
         y = self.at(share)
-        with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(self(y), y, create_graph=True)
+        with torch.enable_grad(), self._returning(y):
+            (gradient,) = torch.autograd.grad(self._run(), y, create_graph=True)
         if not gradient.requires_grad:  # the loss is linear in y
             return torch.zeros_like
 
         def product(vector: Tensor) -> Tensor:
-            (found,) = torch.autograd.grad(gradient, y, vector.to(y), retain_graph=True, allow_unused=True)
+            with self._returning(y):
+                (found,) = torch.autograd.grad(gradient, y, vector.to(y), retain_graph=True, allow_unused=True)
             return torch.zeros_like(vector) if found is None else found.detach()
 
         return product

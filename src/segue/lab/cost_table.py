@@ -78,7 +78,7 @@ def _plans(plan: str, sites: str | None, outline: nn.Module, name: str) -> dict[
 def _by_phase(found: Cost, title: str) -> Table:
     table = Table(*HEADINGS, title=title)
     for phase in found.rows:
-        table.add_row(*found.cells(phase), end_section=phase.name == "whole run")
+        table.add_row(*found.cells(phase), end_section=phase == found.whole)
     return table
 
 
@@ -94,7 +94,7 @@ def _side_by_side(found: dict[str, Cost], title: str) -> Table:
     )
     table = Table(*headings, title=f"{title}; means over the whole run")
     for label, one in found.items():
-        whole = next(phase for phase in one.rows if phase.name == "whole run")
+        whole = one.whole
         dearest = max(one.phases, key=lambda phase: phase.flops)
         table.add_row(
             escape(label),

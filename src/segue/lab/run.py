@@ -63,7 +63,7 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
     fitted, bill = _replace(config, loaded, model, folder, trackers)
     assert fitted.handover is not None
     micro = config.recipe.accumulate
-    flops = [0, *accumulate(micro * one for one in bill.per_step)]  # before each step
+    flops = [0.0, *accumulate(micro * one for one in bill.per_step)]  # before each step
     with fitted.handover.as_student():
         final = evaluate(loaded.final)(model)
     train_info = TrainInfo(
@@ -161,7 +161,7 @@ def _autocast(device: torch.device, precision: str) -> AbstractContextManager[An
     return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
-def _point(point: dict[str, Any], flops: list[int]) -> Point:
+def _point(point: dict[str, Any], flops: list[float]) -> Point:
     known = {name: value for name, value in point.items() if name in Point.__dataclass_fields__}
     return Point(**known, flops=float(flops[point["step"]]))
 

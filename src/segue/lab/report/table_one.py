@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from segue.diagnostics.costs import BLEND, Cost, Phase
+from segue.diagnostics.costs import BLEND, Cost
 from segue.lab.report.curves import annealed, finite, mean, over_sites, profile
 from segue.lab.report.intervals import Estimate, estimate
 from segue.lab.results import Point, Result
@@ -22,8 +22,8 @@ COUNTED: dict[str, Callable[[Cost], float]] = {
     "to_student_only": lambda cost: cost.to_student_only,
     "to_distillation": lambda cost: cost.to_distillation,
     "blend_to_student_only": lambda cost: _blend_step(cost) / cost.student_only.flops,
-    "bytes_to_student_only": lambda cost: _whole(cost).saved_bytes / cost.student_only.saved_bytes,
-    "extra_parameters": lambda cost: _whole(cost).parameters - cost.student_only.parameters,
+    "bytes_to_student_only": lambda cost: cost.whole.saved_bytes / cost.student_only.saved_bytes,
+    "extra_parameters": lambda cost: cost.whole.parameters - cost.student_only.parameters,
     "of_a_full_teacher": lambda cost: len(cost.teachers) / cost.break_even,  # what is added, over what a full teacher adds
     "break_even": lambda cost: cost.break_even,
     "break_even_blend": lambda cost: cost.break_even_blend,
@@ -113,17 +113,9 @@ def matching(config: Mapping[str, Any]) -> str | None:
 
 
 def rebuilt(data: Mapping[str, Any]) -> Cost | None:
-    """Rebuild a cost from what a run saved; None if it did not, or not all of it. Each step costs its phase's mean."""
+    """Rebuild a cost from what a run saved; None if it did not, or not all of it."""
     try:
-        phases = tuple(_phase(one) for one in data["phases"])
-        return Cost(
-            phases=phases,
-            student_only=_phase(data["student_only"]),
-            distillation=_phase(data["distillation"]),
-            teachers=dict(data["teachers"]),
-            teacher_pass=data["teacher_pass"],
-            per_step=tuple(phase.flops for phase in phases for _ in range(phase.steps)),  # type: ignore[misc]
-        )
+        return Cost.from_dict(data)
     except (KeyError, TypeError):
         return None
 
@@ -133,19 +125,11 @@ def _at_common_sites(*measured: Mapping[str, float]) -> list[float | None]:
     return [over_sites({site: one[site] for site in common}) for one in measured]
 
 
-def _phase(data: Mapping[str, Any]) -> Phase:
-    return Phase(**{field.name: data[field.name] for field in fields(Phase)})
-
-
 def _counted(cost: Cost | None, read: Callable[[Cost], float]) -> float | None:
     try:
         return None if cost is None else read(cost)
     except (ZeroDivisionError, TypeError):  # no step, no operation, or a number that was not finite when it was saved
         return None
-
-
-def _whole(cost: Cost) -> Phase:
-    return cost.rows[len(cost.phases)]
 
 
 def _blend_step(cost: Cost) -> float:
