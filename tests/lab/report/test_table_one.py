@@ -20,7 +20,7 @@ from segue.lab.report import figures, paper_words, summary, tables
 from segue.lab.report.intervals import Estimate
 from segue.lab.report.palette import looks
 from segue.lab.report.summary import Group, summarize
-from segue.lab.report.table_one import TableOne, gate_share, matching, rebuilt, to_prediction
+from segue.lab.report.table_one import TableOne, gate_share, matching, rebuilt, to_prediction, variance
 from segue.lab.results import Result
 
 A, B = "blocks.0.attn", "blocks.1.attn"
@@ -78,6 +78,7 @@ def test_the_gates_share_is_summed_over_sites_and_averaged_over_the_anneal():
     assert (row.gate_share.mean, row.gate_share.n) == (pytest.approx((0.5 + 0.7) / 2), 2)
     assert row.gate_share.half == pytest.approx(12.7062 * 0.1, rel=1e-4)
     assert mean_of(row.to_prediction) == pytest.approx(((3 + 1) / (4 + 0.5) + 1) / 2)
+    assert mean_of(row.variance) == pytest.approx(((4 + 4) / 2 + 10) / 2)
     assert not row.exactly_zero
     assert row.by_depth["gate_variance"][0] is not None
     assert row.by_depth["gate_variance"][0].mean == pytest.approx((1.0 + 7.0) / 2)
@@ -91,6 +92,12 @@ def test_a_look_counts_the_sites_that_have_both_numbers():
     assert gate_share(replace(point, data_variance={})) is None
     assert gate_share(replace(point, data_variance={A: -0.5})) == 1.0  # an estimate below zero
     assert gate_share(replace(point, gate_variance={A: -0.5})) == 0.0
+    assert [variance(replace(point, data_variance=found)) for found in ({A: 3.0}, {A: -0.5}, {}, {A: math.nan})] == [
+        4,
+        1,
+        None,
+        None,
+    ]
     one = run(**BARE)
     assert to_prediction(with_points(one, {"gate_variance": {A: 1.0, B: 5.0}, "predicted_variance": {B: 4.0}})) == 1.25
     assert to_prediction(with_points(one, {"gate_variance": {A: 1.0}, "predicted_variance": {A: 0.0}})) is None
@@ -254,6 +261,7 @@ def test_sentences_say_what_holds_and_what_does_not():
         "student-only, 100.0 % of what a full teacher adds).",
         "Needs feature matching, the paper's word holds: Theseus (“No”, here no).",
         "The gates' variance beside the paper's formula for it: 0.5 x with Theseus.",
+        "The whole variance, by gates and minibatches: 20 with Theseus.",
         "A step of a blend is as dear as one with a full teacher at 30 modules like these; 2 modules replaced here.",
     ]
 

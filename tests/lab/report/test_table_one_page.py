@@ -67,7 +67,7 @@ def test_the_section_shows_words_numbers_and_figures(visit):
         "of the whole model's output (distillation)\nThe paper: “Yes (rigid)” holds",
     ]
     numbers = page.locator("#costs table").nth(1)
-    assert numbers.locator("thead th").count() == 8
+    assert numbers.locator("thead th").count() == 9
     assert numbers.locator("tbody tr").last.locator("td").all_inner_texts()[1:] == [
         "1.007", "0.755", "1.033", "1.050", "6,000", "150",
     ]  # fmt: skip

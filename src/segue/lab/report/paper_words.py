@@ -102,7 +102,7 @@ def beside(method: Method, aspect: Aspect) -> tuple[str, str, Verdict | None]:
 
 def sentences(group: Group) -> list[str]:
     """Say of every word of the paper whether it holds, then what the formula and the counts add."""
-    return [*_words(group), *_formula(group), *_break_even(group)]
+    return [*_words(group), *_variances(group), *_break_even(group)]
 
 
 def _words(group: Group) -> list[str]:
@@ -119,13 +119,17 @@ def _words(group: Group) -> list[str]:
     return found
 
 
-def _formula(group: Group) -> list[str]:
-    found = [
-        f"{AS_IT_IS.estimate(one)} x with {shortened(method.label, LONGEST)}"
-        for method in group.methods
-        if (one := method.table_one.to_prediction) is not None
+def _variances(group: Group) -> list[str]:
+    whole = [(m.label, m.table_one.variance) for m in group.methods]
+    formula = [(m.label, m.table_one.to_prediction) for m in group.methods]
+    said = {"The gates' variance beside the paper's formula for it": (formula, " x")}
+    if any(one is not None and one.mean > 0 for _, one in formula):  # some gate is random: what is left without it?
+        said["The whole variance, by gates and minibatches"] = (whole, "")
+    return [
+        f"{what}: {', '.join(f'{AS_IT_IS.estimate(one)}{unit} with {shortened(label, LONGEST)}' for label, one in found)}."
+        for what, (numbers, unit) in said.items()
+        if (found := [(label, one) for label, one in numbers if one is not None])
     ]
-    return [f"The gates' variance beside the paper's formula for it: {', '.join(found)}."] if found else []
 
 
 def _break_even(group: Group) -> list[str]:

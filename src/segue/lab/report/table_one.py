@@ -42,6 +42,7 @@ class TableOne:
 
     gate_share: Estimate | None  # of the variance of the students' gradients, mean over the looks of the anneal
     exactly_zero: bool  # the gates cause none of it, and this is not an estimate
+    variance: Estimate | None  # of the students' gradients, by gates and minibatches, mean over the same looks
     to_prediction: Estimate | None  # the gates' variance over the paper's formula for it, over the same looks
     counted: dict[str, Estimate | None]  # by the names of COUNTED
     matching: str | None  # what the plan asks of the students' features
@@ -66,6 +67,7 @@ def table_one(runs: Sequence[Result], sites: Sequence[str]) -> TableOne:
     return TableOne(
         gate_share=exact or estimate([over_anneal(run, gate_share) for run in runs]),
         exactly_zero=exact is not None,
+        variance=estimate([over_anneal(run, variance) for run in runs]),
         to_prediction=estimate([to_prediction(run) for run in runs]),
         counted={name: estimate([_counted(cost, read) for cost in costs]) for name, read in COUNTED.items()},
         matching=" or ".join(dict.fromkeys(one for one in found if one is not None)) or None,
@@ -82,15 +84,22 @@ def over_anneal(run: Result, read: Callable[[Point], float | None]) -> float | N
 
 
 def gate_share(point: Point) -> float | None:
-    """Divide the variance that the gates cause by all variance, summed over the sites; None where nothing varies.
+    """Divide the variance that the gates cause by all variance, summed over the sites; None where nothing varies."""
+    gates, data = _parts(point)
+    return gates / (gates + data) if gates + data > 0 else None
 
-    An estimate of a small variance may come out below zero; it counts as zero, so that no share is above one.
-    """
+
+def variance(point: Point) -> float | None:
+    """Add the two parts of the gradients' variance, summed over the sites."""
+    return finite(sum(_parts(point)))
+
+
+def _parts(point: Point) -> tuple[float, float]:
+    """Give the gates' part and the data's; an estimate of a small variance that came out below zero counts as zero."""
     gates, data = _at_common_sites(point.gate_variance, point.data_variance)
     if gates is None or data is None or math.isnan(gates + data):
-        return None
-    gates, data = max(0.0, gates), max(0.0, data)
-    return gates / (gates + data) if gates + data > 0 else None
+        return math.nan, math.nan
+    return max(0.0, gates), max(0.0, data)
 
 
 def to_prediction(run: Result) -> float | None:

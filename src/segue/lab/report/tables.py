@@ -64,6 +64,7 @@ def cost_columns(group: Group) -> list[Column]:
         return Column(key, heading, lambda method: _with_interval(method.table_one.counted[key], write))
 
     found = [
+        Column("variance", "Whole variance", lambda method: _with_interval(method.table_one.variance, significant)),
         Column(
             "to_prediction",
             "Gates' variance / formula",
@@ -185,6 +186,7 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
 
 def _table_one_numbers(row: TableOne) -> dict[str, object]:
     found = _estimated("gate_share", row.gate_share) | {"gate_variance_exactly_zero": int(row.exactly_zero)}
+    found |= _estimated("gradient_variance", row.variance)
     found |= _estimated("gate_variance_to_prediction", row.to_prediction)
     for name, counts in row.counted.items():
         found |= _estimated(name, counts)
