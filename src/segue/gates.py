@@ -94,7 +94,7 @@ class GumbelSoftmax:
         p = 1.0 - alpha
         if p in (0.0, 1.0):
             return ((p, 1.0),)
-        return tuple((self._at(p, x), chance) for x, chance in _logistic(min(1.0, self.temperature)))
+        return tuple((self._at(p, x), chance) for x, chance in _logistic(0.75 * min(1.0, self.temperature)))
 
     def _at(self, p: float, logistic: float) -> float:
         return _sigmoid((_logit(p) + logistic) / self.temperature)

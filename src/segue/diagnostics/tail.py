@@ -24,7 +24,7 @@ def tails(handover: Handover, weights: dict[str, float]) -> Iterator[Callable[[s
 
     Attention runs as plain matrix products meanwhile: the fused kernels have no second derivative.
     """
-    with set_aside(handover), _frozen(handover.model), sdpa_kernel(SDPBackend.MATH):
+    with set_aside(handover), _frozen(handover.model), _gathered(handover.model), sdpa_kernel(SDPBackend.MATH):
         for name, seam in handover.seams.items():
             seam.view, seam.hold, seam.closed = View.BLEND, False, False
             seam.set_weight(weights[name], weights[name])
@@ -123,3 +123,17 @@ def _frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in asking:
             parameter.requires_grad_(True)
+
+
+@contextmanager
+def _gathered(model: nn.Module) -> Iterator[None]:
+    """Leave what FSDP2 gathers for a backward whole to the end: a second derivative needs it again, and gathers nothing."""
+    units: list[Any] = [module for module in model.modules() if hasattr(module, "set_reshard_after_backward")]
+    for unit in units:
+        unit.set_reshard_after_backward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.set_reshard_after_backward(True, recurse=False)
+            unit.reshard()
