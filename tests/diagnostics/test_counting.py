@@ -1,14 +1,20 @@
-"""FLOPs: what is counted beforehand is what the steps of a real training cost."""
+"""Counted: operations as the steps of a real training cost them, bytes kept for backward, bytes alive."""
+
+import gc
+import warnings
 
 import pytest
 import torch
 from fit_cases import CountedBatches
 from tiny import SITES, Net
+from torch import nn
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import segue
-from segue.diagnostics.counting import StepCosts, flops
+from segue.diagnostics.counting import PeakBytes, StepCosts, flops, module_flops, saved_bytes
+from segue.errors import SegueWarning
 from segue.evaluation import Classification
 from segue.recipe import Recipe
 
@@ -98,3 +104,185 @@ def test_the_parts_of_a_step_are_those_of_plain_models():
     alone = flops(lambda: torch.autograd.grad(loss(plain, batch), trained))
     assert count.students_alone().flops == alone
     assert count[5].flops == alone + forward  # distillation: the students' step, and one pass of the original
+
+
+def silently(run):
+    """Count, a warning being an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return flops(run)
+
+
+def test_ordinary_operators_are_counted_without_a_warning():
+    assert silently(lambda: torch.ones(2, 3) @ torch.ones(3, 4)) == 2 * 2 * 3 * 4
+    assert silently(lambda: torch.einsum("bij,bjk->bik", torch.ones(5, 2, 3), torch.ones(5, 3, 4))) == 5 * 2 * 2 * 3 * 4
+    assert silently(lambda: nn.Conv2d(3, 4, 3)(torch.ones(1, 3, 8, 8))) == 2 * 4 * 6 * 6 * 3 * 9
+    assert silently(lambda: nn.LayerNorm(4)(torch.ones(2, 4)).softmax(-1).sum()) == 0
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_fused_attention_that_the_model_insists_on_is_counted(backward):
+    q, k, v = (torch.randn(2, 3, tokens, 4, requires_grad=True) for tokens in (6, 7, 7))
+
+    def attend():
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            output = F.scaled_dot_product_attention(q, k, v)
+        if backward:
+            output.sum().backward()
+
+    product = 2 * 2 * 3 * 6 * 7 * 4  # of one matrix product of attention
+    assert silently(attend) == (2 + 5 * backward) * product  # a fused backward computes the scores once more
+
+
+def test_attention_is_counted_as_its_matrix_products():
+    q = torch.randn(2, 3, 6, 4, requires_grad=True)
+    product = 2 * 2 * 3 * 6 * 6 * 4
+    assert silently(lambda: F.scaled_dot_product_attention(q, q, q)) == 2 * product
+    assert silently(lambda: F.scaled_dot_product_attention(q, q, q).sum().backward()) == 6 * product
+
+
+def test_an_encoder_layer_in_evaluation_is_counted_module_by_module():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    with torch.no_grad():
+        found = silently(lambda: layer(x))
+    linear = 2 * 6 * (8 * 24 + 8 * 8 + 2 * 8 * 16)
+    assert found == linear + 2 * (2 * 2 * 2 * 3 * 3 * 4)
+
+
+def fast_path():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    torch.backends.mha.set_fastpath_enabled(True)  # as a model may do itself
+    with torch.no_grad():
+        layer(torch.randn(2, 3, 8))
+
+
+def recurrent():
+    nn.LSTM(4, 4)(torch.randn(3, 2, 4))
+
+
+def matrix_by_vector():
+    torch.randn(5, 4) @ torch.randn(4)
+
+
+def own_operator():
+    torch.ops.segue_tests.triple(torch.ones(3))
+
+
+@torch.library.custom_op("segue_tests::triple", mutates_args=())
+def triple(x: torch.Tensor) -> torch.Tensor:
+    return 3 * x
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        (fast_path, "aten::_transformer_encoder_layer_fwd"),
+        (recurrent, "aten::.*(lstm|rnn)"),
+        (matrix_by_vector, "aten::mv"),
+        (own_operator, "segue_tests::triple"),
+    ],
+)
+def test_an_operator_without_a_formula_is_never_left_out_in_silence(run, name):
+    with pytest.warns(SegueWarning, match=rf"counted without those of .*{name}.*, which have no formula"):
+        flops(run)
+
+
+def test_counting_leaves_the_switches_of_attention_as_they_were():
+    before = torch.backends.mha.get_fastpath_enabled()
+    flops(lambda: None)
+    assert torch.backends.mha.get_fastpath_enabled() == before
+    with pytest.raises(RuntimeError, match="no"):
+        flops(lambda: (_ for _ in ()).throw(RuntimeError("no")))
+    assert torch.backends.mha.get_fastpath_enabled() == before
+
+
+def test_operations_are_told_apart_by_module():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 2)))
+    x = torch.ones(3, 4)
+    found = module_flops(lambda: (model(x), model(x)), {"first": model[0], "relu": model[1], "rest": model[2], "all": model})
+    first, rest = 2 * 3 * 4 * 8, 2 * 3 * (8 * 2 + 2 * 2)
+    assert found == {"first": 2 * first, "relu": 0, "rest": 2 * rest, "all": 2 * (first + rest)}
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_kept_bytes_are_counted_once_for_every_storage():
+    x = torch.ones(4, 5, requires_grad=True)
+    assert saved_bytes(lambda: x.exp(), []) == 4 * 5 * 4  # its output
+    assert saved_bytes(lambda: x * x, []) == 4 * 5 * 4  # both factors are one
+    assert saved_bytes(lambda: x * x, [x]) == 0
+    assert saved_bytes(lambda: x.view(20) * x[0:4].view(20), []) == 4 * 5 * 4  # two views of one storage
+    assert saved_bytes(lambda: x[:1] * x[:1], []) == 4 * 5 * 4  # a view keeps its whole storage
+    assert saved_bytes(lambda: x + x, []) == 0
+    with torch.no_grad():
+        assert saved_bytes(lambda: x.exp(), []) == 0
+
+
+def test_kept_bytes_of_a_layer_by_hand():
+    layer, x = nn.Linear(3, 7), torch.ones(5, 3)
+    hidden = 5 * 7 * 4
+    assert saved_bytes(lambda: layer(x).relu().square(), [*layer.parameters(), x]) == hidden  # what relu returned serves both
+    assert saved_bytes(lambda: layer(x).sigmoid().square(), [*layer.parameters()]) == 5 * 3 * 4 + hidden
+    assert saved_bytes(lambda: (layer(x), layer(x.clone())), layer.parameters()) == 2 * 5 * 3 * 4
+
+
+def test_kept_bytes_on_the_meta_device():
+    with torch.device("meta"):
+        layer, x = nn.Linear(3, 7), torch.ones(5, 3)
+        assert saved_bytes(lambda: layer(x).exp(), layer.parameters()) == 5 * (3 + 7) * 4
+
+
+def peak(run, beside=()):
+    with PeakBytes(beside) as memory:
+        result = run()
+    found = memory.peak, memory.now
+    del result
+    return found
+
+
+def test_the_bytes_alive_are_followed_by_hand():
+    x = torch.ones(100)
+    unit = 400
+    assert peak(lambda: x + x) == (unit, unit)
+    assert peak(lambda: (x + 1) + 1) == (2 * unit, unit)  # the first is freed when the second is there
+    assert peak(lambda: ((x + 1) + 1) + 1) == (2 * unit, unit)
+    assert peak(lambda: (x + 1, x + 2, x + 3)) == (3 * unit, 3 * unit)
+    assert peak(lambda: [(x + i).sum() for i in range(5)]) == (unit + 5 * 4, 5 * 4)
+    assert peak(lambda: None) == (0, 0)
+
+
+def test_views_and_changes_in_place_bring_nothing_to_life():
+    x = torch.ones(10, 10)
+    assert peak(lambda: (x.view(100), x[2:], x.t(), x.expand(3, 10, 10), x.detach())) == (0, 0)
+    assert peak(lambda: x.add_(1).mul_(2)) == (0, 0)
+    assert peak(lambda: (x + 1).add_(1).view(100)[:5]) == (400, 400)
+    assert peak(lambda: torch.add(x, 1, out=torch.empty(10, 10))) == (400, 400)
+
+
+def test_what_was_there_before_is_not_counted():
+    x, y = torch.ones(10), torch.ones(10)
+    assert peak(lambda: (x.view(2, 5), y.view(2, 5)), beside=[x]) == (0, 0)
+
+
+def test_autograd_keeps_alive_what_backward_needs():
+    x = torch.ones(100, requires_grad=True)
+    assert peak(lambda: x.exp().exp().exp()) == (3 * 400, 3 * 400)  # each output is needed
+    with torch.no_grad():
+        assert peak(lambda: x.exp().exp().exp()) == (2 * 400, 400)
+
+    def step():
+        x.exp().exp().sum().backward()
+        x.grad = None
+
+    highest, left = peak(step)
+    assert left == 0
+    assert highest >= 3 * 400  # two outputs, and a gradient
+
+
+def test_bytes_alive_are_forgotten_after_the_block():
+    with PeakBytes() as memory:
+        kept = torch.ones(100) + 1
+    assert (memory.peak, memory.now) == (800, 400)
+    del kept
+    gc.collect()
+    assert memory.now == 0
