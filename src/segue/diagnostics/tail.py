@@ -27,6 +27,7 @@ def tails(handover: Handover, weights: dict[str, float]) -> Iterator[Callable[[s
     with set_aside(handover), _frozen(handover.model), _gathered(handover.model), sdpa_kernel(SDPBackend.MATH):
         for name, seam in handover.seams.items():
             seam.view, seam.hold, seam.closed = View.BLEND, False, False
+            seam.teacher_gradient = True  # the loss's own derivatives, whatever the training lets pass
             seam.set_weight(weights[name], weights[name])
         yield lambda site, batch, loss_fn: Tail(handover, site, batch, loss_fn)
 
