@@ -120,6 +120,9 @@ class Reference:
         """Return the loss by the output of one site, and what teacher and student return there."""
         model, students = self.model(weights)
         model.requires_grad_(False)
+        for module in model.modules():  # the derivatives of the loss itself, whatever training lets through
+            if isinstance(module, ByHand):
+                module.teacher_gradient = True
         seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         by_hand = model.get_submodule(site)
         hook = by_hand.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)

@@ -267,6 +267,8 @@ def test_the_standard_error_of_draws_is_their_spread_over_seeds(drawn):
         assert 0.5 < stated / spread < 2
     spread = statistics.stdev(one.total.gate for one in found)
     assert 0.5 < math.sqrt(statistics.mean(one.total.standard_error**2 for one in found)) / spread < 2
+    stated = found[0].total.standard_error
+    assert stated <= sum(site.standard_error for site in found[0].sites.values()) * (1 + 1e-9)
 
 
 def test_the_data_part_of_draws_is_unbiased(drawn):
@@ -284,6 +286,39 @@ def test_draws_are_seeded(drawn):
     again = measured(of, ALPHA, alone=False, most_outcomes=1, draws=DRAWS, seed=3).together
     assert again == found[3]
     assert found[3] != found[4]
+
+
+class Overheard(Silent):
+    """A gate that remembers what it drew."""
+
+    def __init__(self):
+        self.said = []
+
+    def __call__(self, alpha, noise):
+        self.said.append(super().__call__(alpha, noise))
+        return self.said[-1]
+
+
+def test_draws_are_summed_up_as_one_does_by_hand():
+    of = reference.narrow(lambda y, target: (y - target).pow(4).sum(), batches=3, gate=(gate := Overheard()))
+    site = measured(of, 0.6, draws=16).alone.sites["site"]
+    weights = np.array(gate.said[-3 * 16 :]).reshape(3, 16)
+    assert len(np.unique(weights)) == 48  # each minibatch has draws of its own
+    found = [np.stack([of.gradients({"site": float(w)}, i)["site"] for w in row]) for i, row in enumerate(weights)]
+    samples = [row.var(axis=0, ddof=1).sum() for row in found]
+    blocks = [[row[block::8].var(axis=0, ddof=1).sum() for block in range(8)] for row in found]
+    errors = [np.std(row, ddof=1) / math.sqrt(8) for row in blocks]
+    assert site.gate == exactly(np.mean(samples))
+    assert site.standard_error == pytest.approx(math.sqrt(sum(error**2 for error in errors)) / 3, rel=1e-10)
+    over_data = variance([row.mean(axis=0) for row in found])
+    assert site.data == pytest.approx(over_data - (2 / 3) * np.mean(samples) / 16, rel=1e-10)
+
+
+def test_another_gate_can_be_asked_about_with_the_same_weights():
+    blend, coins = reference.vit(gate=Blend()), reference.vit(gate=Bernoulli())
+    assert measured(blend, 0.4, gate=Bernoulli()).together == measured(coins, 0.4).together
+    assert measured(coins, 0.4, gate=Blend()).together == measured(blend, 0.4).together
+    assert coins.handover.plan.gate == Bernoulli()
 
 
 def test_draws_are_cut_into_blocks_of_one_size():
