@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import segue
+import segue.lab.small_vit
 from segue import commands
 from segue.errors import ConfigError, SegueError, SiteError
+from segue.lab import cost_table, variants
 
 runner = CliRunner()
 TINY = ["--option", "steps=4", "--option", "teacher_steps=4", "--option", "depth=2"]
@@ -44,7 +47,7 @@ def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPro
 
 def test_help_lists_every_command_and_each_has_its_own():
     listed = call("--help")
-    for name in ("demo", "sites", "methods", "run", "grid", "report", "resume"):
+    for name in ("demo", "sites", "cost", "methods", "run", "grid", "report", "resume"):
         assert f" {name} " in listed
         assert "Usage" in call(name, "--help")
 
@@ -90,6 +93,11 @@ def test_sites_of_a_hugging_face_folder(tmp_path):
         (("sites", "torchvision:vit_b_17"), ConfigError, "Nearest names: vit_b_16"),
         (("sites", "no/such/folder"), ConfigError, "write timm:NAME, hf:FOLDER_OR_ID"),
         (("sites", "hf:no_such_folder_here"), ConfigError, "give a folder with config.json"),
+        (("cost", "demo", "dcr"), ConfigError, "give --sites PATTERN; what repeats in this model: 'blocks.*'"),
+        (("cost", "demo", "dcr_dgf"), ConfigError, "Nearest names: dcr_dfg"),
+        (("cost", "demo", "dcr", "--sites", "blocks.*.atn"), SiteError, "Nearest names: blocks.0.attn"),
+        (("cost", "demo", "mine.json"), ConfigError, "There is no such file"),
+        (("cost", "demo", "paper", "--sites", "blocks.*.attn", "--picture", "a.png"), ConfigError, "It shows one"),
         (("run", "--method", "dcr_dgf"), ConfigError, "Nearest names: dcr_dfg"),
         (("run", "--method", "paper"), ConfigError, "one method"),
         (("run", "--set", "recipe.lrr=1"), ConfigError, "Nearest names: lr"),
@@ -108,6 +116,71 @@ def test_a_mistake_gets_one_clear_message(arguments, kind, text, tmp_path, monke
     assert text in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
     assert list(tmp_path.iterdir()) == [], "nothing was written"
+
+
+def table_of(shown: str) -> dict[str, list[str]]:
+    """Read a table back: its first column names its rows."""
+    cells = [[cell.strip() for cell in line.strip("│ \n").split("│")] for line in shown.splitlines() if line.startswith("│")]
+    return {name: rest for name, *rest in cells}
+
+
+def test_cost_of_one_plan_phase_by_phase(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands.console, "width", 240)
+    shown = call("cost", "demo", "dcr", "--sites", "blocks.*.attn", "--steps", "50", "--picture", str(tmp_path / "cost.png"))
+    rows = table_of(shown)
+    assert list(rows) == ["blend", "after takeover", "whole run", "student-only", "full-teacher distillation"]
+    assert [rows[name][0] for name in rows] == ["10", "40", "50", "50", "50"]
+    model = segue.lab.small_vit.VisionTransformer()
+    by_hand = segue.cost(model, segue.methods.dcr(sites="blocks.*.attn"), torch.zeros(8, 1, 8, 8), total_steps=50)
+    assert rows["whole run"][2:4] == [f"{by_hand.to_student_only:.3f}", f"{by_hand.to_distillation:.3f}"]
+    assert all(sentence in shown for sentence in by_hand.sentences)
+    assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cost_of_the_papers_seven_side_by_side(monkeypatch):
+    monkeypatch.setattr(commands.console, "width", 240)
+    rows = table_of(call("cost", "demo", "paper", "--sites", "blocks.*.attn", "--steps", "20"))
+    assert list(rows) == [variant.label for variant in variants.PAPER]
+    against_full = {name: float(cells[2]) for name, cells in rows.items()}
+    assert against_full["KL distillation"] == pytest.approx(1.0, abs=0.01)  # the first step compares the two sides
+    assert against_full["Theseus"] < against_full["DCR"] < against_full["Theseus-Gumbel"] < 1.0
+
+
+def test_cost_of_a_saved_plan_on_models_of_other_libraries(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands.console, "width", 240)
+    plan = segue.methods.lolcats(sites="encoder.layer.*.attention.self", hold=0.5)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    config = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shown = call("cost", str(tmp_path), str(tmp_path / "plan.json"), "--steps", "10", "--tokens", "5", "--batch", "2")
+    assert list(table_of(shown))[:2] == ["hold", "after takeover"]
+    assert "blend" in table_of(
+        call("cost", "timm:test_vit", "dcr", "--sites", "blocks.*.attn", "--steps", "10", "--batch", "1")
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 1, "sites": 3, "nonsense": 4}'])
+def test_a_file_that_is_no_plan(text, tmp_path):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(SegueError):
+        call("cost", "demo", str(tmp_path / "plan.json"))
+
+
+def test_a_large_model_is_counted_without_its_weights(monkeypatch):
+    monkeypatch.setattr(cost_table, "LARGE", 1000)
+    monkeypatch.setattr(commands.console, "width", 240)
+    arguments = ("cost", "demo", "dcr", "--sites", "blocks.*.attn", "--steps", "20")
+    large = call(*arguments)
+    assert "Counted without weights in memory" in large
+    monkeypatch.setattr(cost_table, "LARGE", 10**9)
+    assert [row[1:4] for row in table_of(large).values()] == [row[1:4] for row in table_of(call(*arguments)).values()]
+
+
+def test_a_model_that_zeros_do_not_suit_is_named(tmp_path):
+    config = {"model_type": "t5", "num_layers": 1, "d_model": 8, "num_heads": 2, "d_kv": 4, "d_ff": 8, "vocab_size": 20}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="give it a batch of your own"):
+        call("cost", str(tmp_path), "dcr", "--sites", "encoder.block.*.layer.0.SelfAttention", "--steps", "5")
 
 
 def test_methods_lists_all_of_them():

@@ -6,7 +6,7 @@ Expected: the gates' share of the gradient's variance is exactly 0 for DCR and m
 
 Command:  segue grid experiments/theory --out runs/theory_small --workers 2 -o folder=PATH_OF_FASHION_MNIST
           -o 'methods=["theseus", "theseus_gumbel", "dcr"]'
-Runtime:  9 runs of a twelve-block ViT, variance only.
+Runtime:  9 runs of a twelve-block ViT, variance only. Not run to its end yet.
 """
 
 from __future__ import annotations

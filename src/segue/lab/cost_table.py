@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,9 +14,10 @@ from torch import nn
 
 from segue.amounts import flops, memory
 from segue.diagnostics.costs import HEADINGS, Cost, cost
-from segue.errors import ConfigError
+from segue.errors import ConfigError, SegueError
 from segue.lab import variants
 from segue.lab.model_names import build, example, kinds
+from segue.outputs import tensors
 from segue.plan import Plan
 
 LARGE = 10**9  # a model of more parameters is counted without memory for them
@@ -43,7 +45,7 @@ def show(
     found: dict[str, Cost] = {}
     for label, one in plans.items():
         with console.status(f"counting {escape(label)}"):
-            found[label] = cost(model, one, inputs, total_steps=steps)
+            found[label] = _counted(name, model, one, inputs, steps)
     title = f"{escape(name)}, {batch} examples a step, {steps:,} steps"
     console.print(_by_phase(found[next(iter(found))], title) if len(found) == 1 else _side_by_side(found, title))
     if len(found) == 1:
@@ -55,14 +57,34 @@ def show(
         console.print(str(next(iter(found.values())).draw(picture)), soft_wrap=True)
 
 
+def _counted(name: str, model: nn.Module, plan: Plan, inputs: Any, steps: int) -> Cost:
+    try:
+        return cost(model, plan, inputs, total_steps=steps)
+    except SegueError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        shapes = [tuple(x.shape) for x in tensors(inputs)]
+        raise ConfigError(
+            f"{name} was to be called with zeros of the shapes {shapes}.",
+            f"It raised {type(error).__name__}: {str(error).splitlines()[0]}",
+            "give it a batch of your own in Python: segue.cost(model, plan, batch).",
+        ) from error
+
+
 def _plans(plan: str, sites: str | None, outline: nn.Module, name: str) -> dict[str, Plan]:
     """Read what one types as plans: a file, a method, or several."""
     path = Path(plan)
     if path.suffix == ".json":
         if not path.is_file():
             raise ConfigError(f"the plan {plan} was to be read.", "There is no such file.", "json.dump(plan.to_dict(), file).")
-        data = json.loads(path.read_text(encoding="utf-8"))
-        saved = Plan.from_dict(data)
+        try:
+            saved = Plan.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, AttributeError) as error:
+            if isinstance(error, SegueError):
+                raise
+            raise ConfigError(
+                f"the plan {plan} was to be read.", f"It is no plan: {error}", "write it with json.dump(plan.to_dict(), file)."
+            ) from None
         return {path.stem: saved if sites is None else replace(saved, sites=sites)}
     found = variants.find([plan])
     if sites is None:
