@@ -1,4 +1,4 @@
-"""What a handover costs, counted exactly: operations, bytes kept for backward, calls, imports. Times: benchmarks/cost.py."""
+"""What a handover costs, counted exactly: operations, bytes kept for backward, calls, imports. Times: benchmarks/."""
 
 from __future__ import annotations
 
