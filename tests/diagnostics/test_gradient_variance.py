@@ -393,6 +393,8 @@ def test_without_alpha_the_shares_are_those_of_the_running_handover_site_by_site
         assert found.together.sites[site].data == exactly(data)
         a = of.slopes(site, 1.0, p)
         assert found.alone.sites[site].gate == exactly(p[site] * (1 - p[site]) * square(a))
+        assert found.alone.sites[site].predicted == exactly(p[site] * (1 - p[site]) * square(a))
+        assert found.together.sites[site].predicted == exactly(p[site] * (1 - p[site]) * square(a))
 
 
 def test_without_alone_nothing_is_measured_where_there_is_no_chance():
