@@ -337,6 +337,23 @@ def test_a_site_whose_operator_has_no_formula_is_not_silently_free():
     assert any("0 operations were counted at 1 of 1 sites ('lstm' first)" in word for word in words)
 
 
+def test_a_model_of_which_nothing_is_counted_can_still_be_shown():
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(8, 8)
+
+        def forward(self, x):
+            return self.lstm(x)[0]
+
+    with pytest.warns(SegueWarning) as said:
+        found = cost(Whole(), METHODS.dcr(sites="lstm"), X, total_steps=2)
+    assert any("0 operations were counted" in str(warning.message) for warning in said)
+    assert math.isnan(found.to_student_only)
+    assert math.isnan(found.to_distillation)
+    assert "nan" in str(found)
+
+
 def test_an_ordinary_model_is_counted_without_a_warning(original):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

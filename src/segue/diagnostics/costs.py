@@ -78,12 +78,12 @@ class Cost:
     @property
     def to_student_only(self) -> float:
         """Operations of the whole run, relative to student-only training."""
-        return self.flops / (self.steps * self.student_only.flops)
+        return _ratio(self.flops, self.steps * self.student_only.flops)
 
     @property
     def to_distillation(self) -> float:
         """Operations of the whole run, relative to distillation by a full teacher."""
-        return self.flops / (self.steps * self.distillation.flops)
+        return _ratio(self.flops, self.steps * self.distillation.flops)
 
     @property
     def break_even_blend(self) -> float:
@@ -127,8 +127,8 @@ class Cost:
             phase.name,
             f"{phase.steps:,}",
             flops(phase.flops),
-            f"{phase.flops / alone.flops:.3f}",
-            f"{phase.flops / full.flops:.3f}",
+            f"{_ratio(phase.flops, alone.flops):.3f}",
+            f"{_ratio(phase.flops, full.flops):.3f}",
             memory(phase.saved_bytes),
             f"{phase.saved_bytes / max(1, alone.saved_bytes):.3f}",
             f"{phase.parameters:,}",
@@ -282,6 +282,10 @@ def _teacher(handover: Handover, name: str) -> nn.Module:
     teacher = handover.seams[name].teacher
     assert teacher is not None
     return teacher
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan  # nothing was counted, which a warning has said
 
 
 def _over(whole: float, part: float) -> float:
