@@ -19,8 +19,7 @@ from torch import Tensor
 
 from segue.amounts import significant
 from segue.diagnostics.chance import Law, law_of
-from segue.diagnostics.gradient_variance import shares
-from segue.diagnostics.population import chosen_sites, fixed_batches
+from segue.diagnostics.population import chosen_sites, fixed_batches, shares
 from segue.diagnostics.tail import Tail, tails
 from segue.errors import PlanError
 from segue.evaluation import LossFn

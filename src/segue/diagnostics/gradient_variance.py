@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,8 @@ from torch import Tensor, nn
 
 from segue.amounts import significant
 from segue.diagnostics.chance import Law, law_of
-from segue.diagnostics.population import chosen_sites, fixed_batches
+from segue.diagnostics.moments import Estimate, Moments, standard_error
+from segue.diagnostics.population import chosen_sites, fixed_batches, shares
 from segue.errors import PlanError
 from segue.evaluation import LossFn
 from segue.gates import Gate, Noise
@@ -172,82 +172,6 @@ def gate_gradient_variance(
     )
 
 
-def shares(handover: Handover, alpha: float | None) -> dict[str, float]:
-    """Return the teacher's share at every site: the one given, or as they are now."""
-    return handover.alphas if alpha is None else dict.fromkeys(handover.seams, float(alpha))
-
-
-class _Moments:
-    """The mean of weighted vectors and their squared distance from it, vector by vector."""
-
-    def __init__(self) -> None:
-        self.weight = 0.0
-        self.spread = 0.0
-        self._mean: Tensor | None = None
-
-    def add(self, vector: Tensor, weight: float = 1.0) -> None:
-        self.weight += weight
-        if self._mean is None:
-            self._mean = vector.clone()
-            return
-        off = vector - self._mean
-        self._mean += off * (weight / self.weight)
-        self.spread += weight * torch.dot(off, vector - self._mean).item()
-
-    @property
-    def mean(self) -> Tensor:
-        assert self._mean is not None
-        return self._mean
-
-    @property
-    def variance(self) -> float:
-        """Of the population: 0 exactly where all vectors are one."""
-        return self.spread / self.weight
-
-
-class _Estimate:
-    """The two parts of a gradient's variance at one site, minibatch by minibatch."""
-
-    def __init__(self) -> None:
-        self.gates: list[float] = []
-        self.coarse: list[float] = []  # by a quadrature with half the nodes
-        self.blocks: list[list[float]] = []  # by the draws of each block
-        self.draws = math.inf
-        self.over_data = _Moments()
-
-    def enumerated(self, whole: _Moments, coarse: _Moments | None) -> None:
-        """Add a minibatch whose outcomes are all known, or the nodes of a quadrature with those of a coarser one."""
-        self.gates.append(whole.variance)
-        self.coarse.append((coarse or whole).variance)
-        self.over_data.add(whole.mean)
-
-    def drawn(self, whole: _Moments, blocks: list[_Moments]) -> None:
-        """Add a minibatch whose gates were drawn, in blocks."""
-        self.gates.append(whole.spread / (whole.weight - 1))
-        self.blocks.append([block.spread / (block.weight - 1) for block in blocks])
-        self.draws = whole.weight
-        self.over_data.add(whole.mean)
-
-    def result(self, predicted: float) -> Variance:
-        count = len(self.gates)
-        gate = math.fsum(self.gates) / count
-        excess = (1 - 1 / count) * gate / self.draws  # the means over draws vary too, which is not the data's doing
-        return Variance(
-            gate=gate, data=self.over_data.variance - excess, predicted=predicted, standard_error=_standard_error([self])
-        )
-
-
-def _standard_error(estimates: list[_Estimate]) -> float:
-    """Return the error of the sum of estimates that come from the same minibatches and draws."""
-    count = len(estimates[0].gates)
-    if estimates[0].blocks:
-        batches = zip(*(one.blocks for one in estimates), strict=True)
-        sums = [[math.fsum(sites) for sites in zip(*blocks, strict=True)] for blocks in batches]
-        return math.sqrt(math.fsum(statistics.variance(blocks) / len(blocks) for blocks in sums)) / count
-    pairs = [pair for one in estimates for pair in zip(one.gates, one.coarse, strict=True)]
-    return math.sqrt(math.fsum((fine - coarse) ** 2 for fine, coarse in pairs)) / count
-
-
 class _Measurement:
     """One call of gate_gradient_variance, the handover being set aside."""
 
@@ -275,7 +199,7 @@ class _Measurement:
         at = self.laws[name].heard
         if at == 0.0:
             return NO_SLOPE
-        over_data = _Moments()
+        over_data = Moments()
         for index in range(len(self.batches)):
             over_data.add(self._one(index, name, at) / at)
         mean_square = over_data.mean.square().sum().item()
@@ -291,7 +215,7 @@ class _Measurement:
 
         outcomes = [({name: weight}, chance) for weight, chance in law.outcomes] if known else None
         found = self._estimates([name], gradient, outcomes, integrated=not law.exact)
-        return found[name].result(law.variance * slope.square)
+        return _variance(found[name], law.variance * slope.square)
 
     def together(self, slopes: dict[str, Slope]) -> Setting:
         """Let the gates of all sites move, independently."""
@@ -303,9 +227,9 @@ class _Measurement:
 
         found = self._estimates(list(slopes), gradient, list(_product(self.laws)) if few else None)
         return Setting(
-            sites={name: one.result(self.laws[name].variance * slopes[name].square) for name, one in found.items()},
+            sites={name: _variance(one, self.laws[name].variance * slopes[name].square) for name, one in found.items()},
             how=EXACT if few else f"{self.draws} draws",
-            error=_standard_error(list(found.values())),
+            error=standard_error(list(found.values())),
         )
 
     def how_alone(self, names: list[str]) -> str:
@@ -329,12 +253,12 @@ class _Measurement:
         gradient: Callable[[int, Weights], Vectors],
         outcomes: list[tuple[dict[str, float], float]] | None,
         integrated: bool = False,
-    ) -> dict[str, _Estimate]:
-        found = {name: _Estimate() for name in names}
+    ) -> dict[str, Estimate]:
+        found = {name: Estimate() for name in names}
         for index in range(len(self.batches)):
-            whole = {name: _Moments() for name in names}
+            whole = {name: Moments() for name in names}
             if outcomes is not None:
-                coarse = {name: _Moments() for name in names}
+                coarse = {name: Moments() for name in names}
                 for node, (weights, chance) in enumerate(outcomes):
                     for name, vector in gradient(index, weights).items():
                         whole[name].add(vector, chance)
@@ -343,7 +267,7 @@ class _Measurement:
                 for name in names:
                     found[name].enumerated(whole[name], coarse[name] if integrated else None)
                 continue
-            blocks = {name: [_Moments() for _ in range(self.blocks)] for name in names}
+            blocks = {name: [Moments() for _ in range(self.blocks)] for name in names}
             for draw in range(self.draws):
                 for name, vector in gradient(index, self._drawn(index, draw)).items():
                     whole[name].add(vector)
@@ -357,11 +281,14 @@ class _Measurement:
         return {name: law.draw(Noise(self.seed, step, f"measured/{name}")) for name, law in self.laws.items()}
 
     def _one(self, index: int, name: str, weight: float) -> Tensor:
-        """Return the gradient at one site with the other gates at their means."""
+        """Return the gradient at one site with the other gates at their means; the slope's is kept for an outcome like it."""
         key = index, name, weight
-        if key not in self._known:
-            self._known[key] = self._gradients(index, [name], {**self.means, name: weight})[name]
-        return self._known[key]
+        found = self._known.get(key)
+        if found is None:
+            found = self._gradients(index, [name], {**self.means, name: weight})[name]
+            if weight == self.laws[name].heard:
+                self._known[key] = found
+        return found
 
     def _gradients(self, index: int, names: list[str], weights: Weights) -> Vectors:
         """Return the gradients of students as vectors; one that is not heard has none, so nothing is computed for it."""
@@ -376,6 +303,10 @@ class _Measurement:
             outputs = [self.loss_fn(self.handover.model, self.batches[index])] if flat else []
             taken = iter(gradients(self.handover.model, [x for x in outputs if x.requires_grad], flat))
         return {name: _vector(parameters[name], taken if name in heard else itertools.repeat(None)) for name in names}
+
+
+def _variance(found: Estimate, predicted: float) -> Variance:
+    return Variance(gate=found.gate, data=found.data, predicted=predicted, standard_error=standard_error([found]))
 
 
 def _vector(parameters: list[nn.Parameter], gradients: Iterator[Tensor | None]) -> Tensor:

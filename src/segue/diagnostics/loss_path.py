@@ -15,8 +15,7 @@ from typing import Any
 
 from segue.amounts import significant
 from segue.diagnostics.chance import law_of
-from segue.diagnostics.gradient_variance import shares
-from segue.diagnostics.population import chosen_sites, fixed_batches
+from segue.diagnostics.population import chosen_sites, fixed_batches, shares
 from segue.diagnostics.tail import Tail, tails
 from segue.errors import PlanError
 from segue.evaluation import LossFn

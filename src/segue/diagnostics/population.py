@@ -1,4 +1,4 @@
-"""What a measurement looks at: some sites, and a fixed set of minibatches."""
+"""What a measurement looks at: some sites, their shares, and a fixed set of minibatches."""
 
 from __future__ import annotations
 
@@ -35,3 +35,8 @@ def fixed_batches(batches: Iterable[Any], handover: Handover) -> list[Any]:
             "a measurement over minibatches was asked for.", "No minibatch was given.", "give a list of a few, two at least."
         )
     return found
+
+
+def shares(handover: Handover, alpha: float | None) -> dict[str, float]:
+    """Return the teacher's share at every site: the one given, or as they are now."""
+    return handover.alphas if alpha is None else dict.fromkeys(handover.seams, float(alpha))
