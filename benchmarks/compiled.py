@@ -16,11 +16,15 @@ from typing import Any
 import torch
 
 from benchmarks import machine, peer
+from benchmarks.bars import Bar
 from benchmarks.settings import Settings
+from benchmarks.step_time import BAR_ALONE
 from benchmarks.timing import Ratio, Step, rounds, timed
 from benchmarks.trainees import AGAIN, BLEND, BY_HAND, FINALIZED, GUIDED, KL, TAKEOVER, TORCHDISTILL, Bench, Trainee
 
 EAGER = "student-only, not compiled"
+ALONE = (BY_HAND, AGAIN, TAKEOVER, FINALIZED)
+ALONE_SHARE = 0.45  # of the time, once more, for the steps of students alone
 COMPILING = 0.75  # of the time may go into compiling; what does not fit is left out, and said
 WARM = 2  # steps after the first, in which late recompiles happen
 
@@ -53,6 +57,8 @@ def measure(settings: Settings) -> dict[str, Any]:
         steps: dict[str, Step] = {name: trainee.step for name, trainee in trainees.items()} | {EAGER: eager.step}
         rest = max(0.0, seconds - (time.perf_counter() - begun))
         result["milliseconds"] = rounds(steps, rest, least=settings.least_rounds)
+        alone = {name: step for name, step in steps.items() if name in ALONE}  # again by themselves: their bar is narrow
+        result["alone_milliseconds"] = rounds(alone, ALONE_SHARE * seconds, least=settings.least_rounds)
         os.environ.pop("TORCHINDUCTOR_CACHE_DIR")
     torch._dynamo.reset()
     return result
@@ -79,6 +85,28 @@ def builders(settings: Settings, built: dict[str, Trainee]) -> dict[str, Callabl
     }
 
 
+def bars(result: dict[str, Any]) -> list[Bar]:
+    """Judge the times of students alone."""
+    times = result.get("alone_milliseconds", {})
+    return [
+        Bar.of_ratio(f"compiled step time, {name} / compiled by hand", Ratio.of(times[name], times[BY_HAND]), BAR_ALONE)
+        for name in (TAKEOVER, FINALIZED)
+        if name in times and BY_HAND in times
+    ]
+
+
+def noise(result: dict[str, Any]) -> str | None:
+    """Say what the clock makes of models that run the same graph."""
+    times, compiling = result.get("alone_milliseconds", {}), result.get("compile_seconds", {})
+    if not all(name in times for name in ALONE):
+        return None
+    again = Ratio.of(times[AGAIN], times[BY_HAND]).fine
+    return (
+        f"Compiled: the same hand-built model, built twice, differs by {again}. A finalized model is a plain model: its first step "
+        f"took {compiling[FINALIZED]} s and the hand-built one's {compiling[BY_HAND]} s, so it runs the graph that was there."
+    )
+
+
 def section(result: dict[str, Any]) -> list[str]:
     """Write the table, or why there is none."""
     if "skipped" in result:
@@ -102,4 +130,8 @@ def section(result: dict[str, Any]) -> list[str]:
     eager = all_ratios[EAGER]
     gain = "saves time" if eager.low > 1 else "costs time" if eager.high < 1 else "changes nothing that can be told from noise"
     lines += ["", f"On this machine compiling {gain}: an eager student-only step takes {eager.fine} of a compiled one."]
+    if alone := {name: values for name, values in result.get("alone_milliseconds", {}).items() if name != BY_HAND}:
+        by_hand = result["alone_milliseconds"][BY_HAND]
+        told = ", ".join(f"{name} {Ratio.of(values, by_hand).fine}" for name, values in alone.items())
+        lines.append(f"Students alone took turns once more, by themselves, {len(by_hand)} rounds: {told}.")
     return lines

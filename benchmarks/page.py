@@ -68,6 +68,8 @@ def all_bars(results: Results) -> list[Bar]:
     judged: list[Bar] = []
     if "steps" in results:
         judged += step_time.bars(results["steps"])
+    if "compiled" in results:
+        judged += compiled.bars(results["compiled"])
     if "run" in results:
         judged += whole_run.bars(results["run"], results.get("steps"))
     if "memory" in results:
@@ -102,6 +104,8 @@ def explanation(results: Results, judged: list[Bar]) -> list[str]:
     if "steps" in results:
         noise = step_time.ratios(results["steps"])[AGAIN]
         said.append(f"Noise: the same hand-built model, built twice, differs by {noise.fine} in this run.")
+    if "compiled" in results and (same := compiled.noise(results["compiled"])):
+        said.append(same)
     if "profile" in results:
         total = {name: sum(spent.values()) for name, spent in results["profile"]["operators"].items()}
         added, expected = total[BLEND] - total[BY_HAND], total[TEACHERS]
