@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import segue
 from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
+from segue.interruption import Interruption
 from segue.lab import results
 from segue.lab.config import config_hash, from_dict, to_dict
 from segue.lab.run import commit, is_finished, run, run_alone
@@ -185,7 +186,8 @@ class Stopping(type(TASK)):
 
         class Loss(type(TASK.loss)):
             def __call__(self, model, batch):
-                training = model.training and callable(signal.getsignal(signal.SIGTERM))  # fit listens; what counts does not
+                listener = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+                training = model.training and isinstance(listener, Interruption)  # fit listens; what counts does not
                 taken.extend([1] * training)
                 if len(taken) == 6:
                     os.kill(os.getpid(), signal.SIGTERM)
