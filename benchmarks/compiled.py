@@ -1,6 +1,6 @@
 """The time of one step of every method under torch.compile.
 
-Command: python -m benchmarks.performance --only compiled; about six minutes on two cores, most of them spent compiling.
+Command: python -m benchmarks.performance --only compiled; about eight minutes on two cores, a third of them spent compiling.
 Expected: the ratios of eager code, or better ones; one graph per variant, two for our distillation.
 """
 
