@@ -128,6 +128,15 @@ def test_distillation_from_a_backbone_that_trains_along_keeps_a_frozen_copy():
     torch.testing.assert_close(handover.aux_loss(), LogitDistillation()(original, ours, None))
 
 
+def test_distillation_from_a_frozen_copy_outlives_released_teachers():
+    plan = segue.Plan(sites=SITES, distill=LogitDistillation(), train="all", release=True)
+    handover = start(plan)
+    train(handover, optimizer_for(handover), steps=6)  # takeover is at 2
+    assert all(seam.teacher is None for seam in handover.seams.values())
+    handover.model(batch()[0])
+    assert handover.losses()["distill"].item() > 0
+
+
 def test_distillation_per_token_leaves_padding_out():
     t, s = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
