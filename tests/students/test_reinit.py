@@ -69,7 +69,7 @@ def test_a_raw_vector_has_no_rule():
     with pytest.raises(StudentError) as error:
         Reinit()(nn.Sequential(Odd()), SITE)
     assert str(error.value) == (
-        "Reinit was asked to draw 0.temperature at site 'here' anew.\n"
+        "Kaiming() was asked to draw 0.temperature anew.\n"
         "  It is a raw parameter of shape (3,) in Odd, which has no reset_parameters().\n"
         "  Hint: give the module a reset_parameters() method, or write your own student: fn(teacher, site) -> module."
     )

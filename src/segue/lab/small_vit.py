@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from segue.students import Call, Geometry, Interface, projection, teach, thirds
+
 
 class Attention(nn.Module):
     """Multi-head self-attention with its output projection."""
@@ -21,6 +23,23 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v)
         output: Tensor = self.proj(y.transpose(1, 2).flatten(2))  # (B, N, width)
         return output
+
+
+class AttentionInterface(Interface):
+    """How operators read and answer it; a model of your own needs the same few lines."""
+
+    def read(self, module: nn.Module) -> Geometry:
+        assert isinstance(module, Attention)
+        query, key, value = thirds(projection(module.qkv))
+        size = query.weight.shape[0] // module.heads
+        output = projection(module.proj)
+        return Geometry(heads=module.heads, head_size=size, query=query, key=key, value=value, output=output)
+
+    def receive(self, x: Tensor) -> Call:
+        return Call(x)
+
+
+teach(Attention, AttentionInterface)
 
 
 class Block(nn.Module):

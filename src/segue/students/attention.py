@@ -1,0 +1,143 @@
+"""The attention student: projections around a mixer, called as its teacher is called. And the operators that make one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from segue.errors import PlanError, StudentError
+from segue.sites import Site
+from segue.students.geometry import Call, Geometry, Projection
+from segue.students.initialisation import CopyMatching, Initialisation, Original
+from segue.students.interfaces import Interface, interface_of, plain_settings
+from segue.students.mixing import Mixer, refuse_causal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """Replace an attention module by another operator: a student factory.
+
+    A subclass says which mixer it stands for; the interface of the teacher says how it is called and what it returns.
+    """
+
+    init: Initialisation = field(default_factory=CopyMatching)
+
+    def mixer(self, geometry: Geometry) -> Mixer:
+        """Make the mixer for an attention of this geometry."""
+        raise NotImplementedError
+
+    def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
+        interface, geometry = interface_of(teacher, site)
+        like = geometry.query.weight
+        with torch.device(like.device):
+            mixer = self.mixer(geometry).to(like.dtype)
+        if geometry.causal and not mixer.can_be_causal:
+            raise refuse_causal(type(self).__name__)
+        student = Attention(geometry, interface, mixer)
+        for name, value in plain_settings(teacher, interface).items():
+            if not hasattr(student, name):
+                setattr(student, name, value)
+        self.init(student, dict(student.originals(geometry)))
+        return student
+
+
+class Attention(nn.Module):
+    """Project to queries, keys and values, mix, and project back."""
+
+    def __init__(self, geometry: Geometry, interface: Interface, mixer: Mixer) -> None:
+        super().__init__()
+        self.heads, self.head_size, self.causal = geometry.heads, geometry.head_size, geometry.causal
+        self.layer = geometry.layer
+        self.interface = interface
+        used = {name: getattr(geometry, name) for name in mixer.uses}
+        self.query = _fresh(used.get("query"))
+        self.key = _fresh(used.get("key"))
+        self.value = _fresh(used.get("value"))
+        self.query_norm = copy.deepcopy(geometry.query_norm) if "query" in used else None
+        self.key_norm = copy.deepcopy(geometry.key_norm) if "key" in used else None
+        self.mixer = mixer
+        self.output = _fresh(geometry.output)
+        self.output_dropout = nn.Dropout(geometry.dropout)
+        self.mask_understood = False
+        self.requires_grad_(True)
+
+    def originals(self, geometry: Geometry) -> Iterator[tuple[str, Original]]:
+        """Yield the parts that have a counterpart in the teacher, with it."""
+        for name in ("query", "key", "value", "output", "query_norm", "key_norm"):
+            original = getattr(geometry, name)
+            if original is not None and getattr(self, name) is not None:
+                yield name, original
+
+    @property
+    def output_projection(self) -> nn.Linear | None:
+        """The last linear map, which a least-squares fit sets."""
+        return self.output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        call = self.interface.receive(*args, **kwargs)
+        causal = self.causal if call.causal is None else call.causal
+        if call.mask is not None and not self.mask_understood and not torch.compiler.is_compiling():
+            _check_mask(call.mask, call.keep, causal)
+            self.mask_understood = True
+        v = self._heads(self.value, call.x)  # (batch, heads, tokens, head size)
+        q = v if self.query is None else self._rotated(self._heads(self.query, call.x, self.query_norm), call)
+        k = v if self.key is None else self._rotated(self._heads(self.key, call.x, self.key_norm), call)
+        tokens = q.shape[2]
+        if call.cache is not None:
+            k, v = call.cache.update(k, v, self.layer)
+            q = F.pad(q, (0, 0, k.shape[2] - tokens, 0))  # the past asks nothing; its keys and values are remembered
+        y = self.mixer(q, k, v, call.keep, causal)[:, :, -tokens:]
+        y = y.transpose(1, 2).flatten(2)  # (batch, tokens, heads * head size)
+        if self.output is not None:
+            y = self.output_dropout(self.output(y))
+        return self.interface.answer(y)
+
+    def _heads(self, project: nn.Linear | None, x: Tensor, norm: nn.Module | None = None) -> Tensor:
+        assert project is not None
+        split = project(x).unflatten(-1, (-1, self.head_size))
+        heads: Tensor = split if norm is None else norm(split)
+        return heads.transpose(1, 2)
+
+    def _rotated(self, x: Tensor, call: Call) -> Tensor:
+        if call.rotary is None:
+            return x
+        cos, sin = (part.unsqueeze(1) for part in call.rotary)
+        a, b = x.chunk(2, dim=-1)
+        return x * cos + torch.cat([-b, a], dim=-1) * sin
+
+
+def positive(name: str, value: int) -> int:
+    """Return a setting that counts something, or say what is wrong with it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PlanError(f"{name}={value!r} was asked for.", "It counts something.", "give a whole number of at least 1.")
+    return value
+
+
+def _fresh(original: Projection | None) -> nn.Linear | None:
+    if original is None:
+        return None
+    weight, bias = original
+    return nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device=weight.device, dtype=weight.dtype)
+
+
+def _check_mask(mask: Tensor, keep: Tensor | None, causal: bool) -> None:
+    """Refuse a mask that says more than padding and causality: an operator could not honour it."""
+    queries, keys = mask.shape[-2:]
+    expected = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=mask.device)
+    if causal:
+        expected = expected.tril(keys - queries)
+    if keep is not None:
+        expected = expected & keep[:, None, None, :]
+    if not torch.equal(mask & expected, mask) or not torch.equal((mask | ~expected), torch.ones_like(mask | expected)):
+        raise StudentError(
+            "an attention student was called with a mask.",
+            "It hides more than padding and the future (packed sequences, a window, or pairs of tokens), "
+            "which this operator cannot honour.",
+            "leave such masks out, or keep softmax attention at these sites.",
+        )

@@ -1,0 +1,82 @@
+"""What an attention module is made of, and what one call of it brings: the two things that interfaces tell students."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+
+class Projection(NamedTuple):
+    """A linear map as (out, in) weight and bias; views of the teacher's own tensors."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+def projection(module: nn.Module) -> Projection:
+    """Read a linear layer, also GPT-2's Conv1D, which is stored the other way round."""
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
+    return Projection(weight.T if is_transposed_linear(module) else weight, bias)
+
+
+def thirds(fused: Projection) -> tuple[Projection, Projection, Projection]:
+    """Split a projection to queries, keys and values at once into its three parts."""
+    weights = fused.weight.chunk(3)
+    biases = (None,) * 3 if fused.bias is None else fused.bias.chunk(3)
+    q, k, v = (Projection(w, b) for w, b in zip(weights, biases, strict=True))
+    return q, k, v
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """Recognise the Conv1D of GPT-2, which is a linear map stored the other way round."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """What a student needs to know of an attention module; widths, key/value heads and biases follow from the projections."""
+
+    heads: int
+    head_size: int
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection | None = None  # None: what the heads return is the answer, as in BERT's `attention.self`
+    query_norm: nn.Module | None = None  # applied to each head, before rotation
+    key_norm: nn.Module | None = None
+    scale: float | None = None  # of the logits; None is 1 / sqrt(head size)
+    rotary: bool = False  # the call brings (cos, sin), and queries and keys are rotated by halves
+    causal: bool = False  # a call may say otherwise
+    dropout: float = 0.0  # after the output projection; dropout of attention weights has no counterpart in most operators
+    tokens: int | None = None  # the longest sequence, where the model knows it
+    window: int | None = None  # how far the teacher looks back, if it does not see everything
+    layer: int | None = None  # its place in a key/value cache
+
+    @property
+    def width(self) -> int:
+        return self.query.weight.shape[1]
+
+    @property
+    def key_heads(self) -> int:
+        """How many heads keys and values have: fewer than queries where they are grouped."""
+        return self.key.weight.shape[0] // self.head_size
+
+    @property
+    def logit_scale(self) -> float:
+        return self.head_size**-0.5 if self.scale is None else self.scale
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an attention module, in words that every student understands."""
+
+    x: Tensor  # (batch, tokens, width)
+    keep: Tensor | None = None  # (batch, tokens), True where a token counts; for cached calls, of all tokens seen
+    causal: bool | None = None  # None: as the geometry says
+    rotary: tuple[Tensor, Tensor] | None = None  # cos and sin, (batch, tokens, head size)
+    cache: Any = None  # a Hugging Face cache
+    mask: Tensor | None = None  # (batch, 1, tokens, tokens) as given, True where seen, to compare with what was understood

@@ -1,0 +1,97 @@
+"""Sequences in blocks: prefix sums for causal linear attention, and neighbouring blocks for windows. All cost O(tokens)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+BLOCK = 128  # tokens that causal linear attention takes at a time
+
+
+def split(x: Tensor, size: int) -> Tensor:
+    """Cut (batch, heads, tokens, n) into (batch, heads, blocks, size, n), the last block filled with zeros."""
+    blocks = -(-x.shape[2] // size)
+    padded = F.pad(x, (0, 0, 0, blocks * size - x.shape[2]))
+    return padded.reshape(*x.shape[:2], blocks, size, x.shape[3])
+
+
+def join(x: Tensor, tokens: int) -> Tensor:
+    """Undo `split`."""
+    return x.flatten(2, 3)[:, :, :tokens]
+
+
+def reach(tokens: int, size: int, causal: bool) -> tuple[int, int]:
+    """Return how many blocks before and after its own a block looks at."""
+    return (0, 0) if tokens <= size else (1, 0) if causal else (1, 1)
+
+
+def neighbours(blocks: Tensor, sides: tuple[int, int]) -> Tensor:
+    """Put the blocks before and after each block beside it, along the tokens."""
+    before, after = sides
+    padded, count = F.pad(blocks, (0, 0, 0, 0, before, after)), blocks.shape[2]
+    shifted = [padded[:, :, i : i + count] for i in range(before + after + 1)]
+    return torch.cat(shifted, dim=-2)
+
+
+def distances(size: int, sides: tuple[int, int], device: torch.device) -> Tensor:
+    """Return how far ahead of a block's query each key of `neighbours` lies, (size, keys)."""
+    before, after = sides
+    query = torch.arange(size, device=device)
+    key = torch.arange(-before * size, (1 + after) * size, device=device)
+    return key - query[:, None]
+
+
+def within(window: int, distance: Tensor, causal: bool) -> Tensor:
+    """Mark the keys that lie less than `window` away, and not ahead if causal."""
+    return (distance > -window) & ((distance <= 0) if causal else (distance < window))
+
+
+def sums_before(states: Tensor, gap: int) -> Tensor:
+    """Sum the states of all blocks that lie at least `gap` blocks before each."""
+    if states.shape[2] <= gap:
+        return torch.zeros_like(states)
+    return F.pad(states.cumsum(2)[:, :, :-gap], (0, 0, 0, 0, gap, 0))
+
+
+def sums_after(states: Tensor, gap: int) -> Tensor:
+    """Sum the states of all blocks that lie at least `gap` blocks after each."""
+    return sums_before(states.flip(2), gap).flip(2)
+
+
+def causal_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return sum over s <= t of (q_t . k_s) v_s for every t, from non-negative features."""
+    tokens = q.shape[2]
+    size = min(BLOCK, tokens)
+    q, k, v = split(q, size), split(k, size), split(v, size)
+    inside = (q @ k.transpose(-1, -2)).tril() @ v  # (batch, heads, blocks, size, n)
+    if tokens <= size:
+        return join(inside, tokens)
+    return join(inside + q @ sums_before(k.transpose(-1, -2) @ v, 1), tokens)
+
+
+def causal_sums_in_logs(q: Tensor, k: Tensor, v: Tensor, logs: Tensor) -> Tensor:
+    """Return the same for keys of very different size: k_s stands for exp(logs_s) k_s; each row is divided by exp(its largest).
+
+    `logs` is (batch, heads, tokens, 1), -inf at padding, without a gradient.
+    """
+    tokens = q.shape[2]
+    size = min(BLOCK, tokens)
+    lowest = torch.finfo(logs.dtype).min / 4
+    logs = F.pad(logs, (0, 0, 0, -tokens % size), value=-torch.inf)
+    largest = logs.cummax(2).values.clamp_min(lowest)  # of all keys so far
+    logs, largest = split(logs, size), split(largest, size)
+    q, k, v = split(q, size), split(k, size), split(v, size)
+    weights = (logs.transpose(-1, -2) - largest).tril().exp()  # above the diagonal 1, and cut off below
+    result = ((q @ k.transpose(-1, -2)) * weights).tril() @ v
+    if tokens <= size:
+        return join(result, tokens)
+    at_end = largest[..., -1:, :]  # (batch, heads, blocks, 1, 1)
+    states = (k * (logs - at_end).exp()).transpose(-1, -2) @ v
+    carried, state = [torch.zeros_like(states[:, :, 0])], torch.zeros_like(states[:, :, 0])
+    for i in range(states.shape[2] - 1):
+        fading = (at_end[:, :, i - 1] - at_end[:, :, i]).exp() if i else 0.0
+        state = state * fading + states[:, :, i]
+        carried.append(state)
+    before = F.pad(at_end, (0, 0, 0, 0, 1, 0), value=lowest)[:, :, :-1]
+    return join(result + (q * (before - largest).exp()) @ torch.stack(carried, 2), tokens)

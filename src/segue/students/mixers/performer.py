@@ -1,0 +1,82 @@
+"""Performer: softmax's kernel estimated by positive random features of orthogonal directions (FAVOR+)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from segue.students.attention import Operator
+from segue.students.geometry import Geometry
+from segue.students.mixers.blocks import causal_sums_in_logs
+from segue.students.mixing import Mixer, divided, every_head, with_ones
+
+LEAST = 1e-30  # features are scaled by their largest, so their products may be small and right
+
+
+class PerformerMixer(Mixer):
+    """Linear attention with f(x)_j = exp(w_j . x - |x|^2 / 2), whose products average to exp(scale q . k)."""
+
+    can_be_causal = True
+    directions: Tensor  # (features, head size)
+
+    def __init__(self, features: int, head_size: int, scale: float) -> None:
+        super().__init__()
+        self.root_scale = abs(scale) ** 0.5
+        self.register_buffer("directions", torch.empty(features, head_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the directions from torch's random numbers."""
+        features, size = self.directions.shape
+        self.directions.copy_(orthogonal_directions(features, size))
+
+    def redraw_(self, seed: int) -> None:
+        """Draw other directions, the same on every process."""
+        features, size = self.directions.shape
+        self.directions.copy_(orthogonal_directions(features, size, torch.Generator().manual_seed(seed)))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
+        directions = self.directions.to(q.dtype).T * self.root_scale
+        q = q @ directions  # logarithms of features; what does not depend on the feature divides out
+        q = (q - q.detach().amax(-1, keepdim=True)).exp()
+        squares = (k * self.root_scale).square().sum(-1, keepdim=True)
+        k = k @ directions - squares / 2
+        logs = k.detach().amax(-1, keepdim=True)  # (batch, heads, tokens, 1): how large each key's features are
+        k = (k - logs).exp()
+        if keep is not None:
+            logs = logs.masked_fill(~keep[:, None, :, None], -torch.inf)
+        heads, v = q.shape[1], with_ones(v)
+        if causal:
+            parts = (every_head(x, heads) for x in (k, v, logs))
+            return divided(causal_sums_in_logs(q, *parts), LEAST)
+        largest = logs.amax(2, keepdim=True).clamp_min(torch.finfo(k.dtype).min / 4)
+        k = k * (logs - largest).exp()
+        return divided(q @ every_head(k.transpose(-1, -2) @ v, heads), LEAST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Performer(Operator):
+    """Softmax attention estimated by random features; `student.mixer.redraw_(seed)` draws them anew."""
+
+    features: int = 256
+
+    def mixer(self, geometry: Geometry) -> Mixer:
+        return PerformerMixer(self.features, geometry.head_size, geometry.logit_scale)
+
+
+def orthogonal_directions(count: int, size: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw Gaussian vectors that are orthogonal to each other in groups of `size`.
+
+    >>> w = orthogonal_directions(3, 3)
+    >>> (w @ w.T - (w @ w.T).diag().diag()).abs().max().item() < 1e-5
+    True
+    """
+    groups = []
+    for _ in range(-(-count // size)):
+        q, r = torch.linalg.qr(torch.randn(size, size, generator=generator))
+        groups.append(q * r.diagonal().sign())  # uniform over rotations
+    lengths = torch.randn(count, size, generator=generator).norm(dim=-1, keepdim=True)
+    directions: Tensor = torch.cat([q.T for q in groups])[:count] * lengths
+    return directions
