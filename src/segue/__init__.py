@@ -7,7 +7,7 @@ from segue.checkpoint import load_, save
 from segue.errors import SegueError, SegueWarning
 from segue.handover import Handover, replace_
 from segue.plan import Plan
-from segue.sites import Site, select
+from segue.sites import Site, Span, select
 
 if TYPE_CHECKING:
     from segue import diagnostics
@@ -26,6 +26,7 @@ __all__ = [
     "SegueError",
     "SegueWarning",
     "Site",
+    "Span",
     "cost",
     "diagnostics",
     "errors",

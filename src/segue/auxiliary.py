@@ -113,7 +113,10 @@ class AuxiliaryLosses:
 
     def _teacher_pass(self, model: nn.Module, as_teacher: _AsTeacher) -> tuple[list[Any], dict[str, list[tuple[Tensor, ...]]]]:
         """Run the original model once more on what the model was called with; return its outputs, and those at the sites."""
-        teachers = {name: self.original.get_submodule(name) if self.original else s.teacher for name, s in self.seams.items()}
+        teachers = {
+            name: self.original.get_submodule(seam.site.members[-1]) if self.original else seam.teacher
+            for name, seam in self.seams.items()
+        }
         stream: dict[str, list[tuple[Tensor, ...]]] = {name: [] for name in teachers}
 
         def listen(name: str) -> Callable[..., None]:

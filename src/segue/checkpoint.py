@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from segue import checkpoint_files, randomness, surgery, tensor_files
 from segue.errors import CheckpointError, SegueWarning
 from segue.handover import Handover, replace_
 from segue.plan import Plan, unsaved
+from segue.shortening import shorten_
 from segue.sites import select
 
 
@@ -78,7 +81,7 @@ def load_(
             "first handover = segue.load_(model, folder); then build the optimizer from handover.parameters() and call "
             "segue.load_(handover, folder, optimizer=optimizer).",
         )
-    _check_teachers(target, state)
+    _check_teachers(target, plan, state)
     handover = replace_(target, plan, total_steps=state["segue"]["total_steps"])
     try:
         _restore(handover, state, tensors, None, None)
@@ -246,24 +249,24 @@ def _sharded_state(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any
 
 def _rebuild(model: nn.Module, record: dict[str, Any], tensors: dict[str, Tensor], given: dict[str, Any]) -> nn.Module:
     """Put students into a fresh model of the same architecture and load every weight."""
-    replaced: list[tuple[str, nn.Module]] = []
+    undo: list[Callable[[], None]] = []
     try:
         for earlier in _in_order(record):
             plan = Plan.from_dict(earlier["plan"], **given)
             sites = select(model, plan.sites)
             students = surgery.build_students(model, plan, sites)
             for site in sites:
-                teacher = model.get_submodule(site.name)
-                students[site.name].train(teacher.training)
-                for name in site.names:
-                    replaced.append((name, teacher))
-                    surgery.put(model, name, students[site.name])
+                teacher = surgery.teacher_at(model, site)
+                students[site.name].train(model.get_submodule(site.name).training)
+                undo.append(partial(surgery.put_back, model, site, teacher))
+                surgery.put_in_place(model, site, students[site.name], teacher)
+            undo.append(shorten_(model, sites))
         targets = _tensor_state(model)
         stored = {key.removeprefix("model/"): value for key, value in tensors.items()}
         _require_alike(targets, stored)
     except BaseException:
-        for name, teacher in reversed(replaced):
-            surgery.put(model, name, teacher)
+        for step in reversed(undo):
+            step()
         raise
     _copy(targets, stored)
     model.segue = record  # type: ignore[assignment]
@@ -275,10 +278,9 @@ def _in_order(record: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [] if record is None else [*_in_order(record.get("earlier")), record]
 
 
-def _check_teachers(model: nn.Module, state: dict[str, Any]) -> None:
-    names = list(state["segue"]["teachers"])
-    select(model, names)
-    hashes = {name: tensor_files.fingerprint(model.get_submodule(name).state_dict()) for name in names}
+def _check_teachers(model: nn.Module, plan: Plan, state: dict[str, Any]) -> None:
+    teachers = {site.name: surgery.teacher_at(model, site) for site in select(model, plan.sites)}
+    hashes = {name: tensor_files.fingerprint(teacher.state_dict()) for name, teacher in teachers.items()}
     _check_hashes(hashes, state["segue"]["teachers"])
 
 

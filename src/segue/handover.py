@@ -19,8 +19,9 @@ from segue.errors import HandoverError, PlanError
 from segue.losses import OnTeacherStream
 from segue.moment import Moment, closed_for_good, moment, progress_at
 from segue.optimizer_watch import OptimizerWatch
-from segue.plan import Plan
+from segue.plan import Plan, encode
 from segue.seam import Seam, View, Watch
+from segue.shortening import finished_name, shorten_
 from segue.similarity import Similarity, measure
 from segue.sites import Site, select
 from segue.verification import Verification, verify
@@ -80,9 +81,10 @@ class Handover:
         self._compiled = False  # the model as a whole has been compiled
         self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         now = moment(plan, sites, 0, total_steps)  # asks the user's functions before anything changes
-        teachers = {site.name: model.get_submodule(site.name) for site in sites}
+        teachers = {site.name: surgery.teacher_at(model, site) for site in sites}
+        passes = plan.teacher_gradient
         self.seams = {
-            name: Seam(teacher, students[name], site, teacher_gradient=plan.teacher_gradient)
+            name: Seam(teacher, students[name], site, teacher_gradient=site.is_span if passes is None else passes)
             for site, (name, teacher) in zip(sites, teachers.items(), strict=True)
         }
         self.teacher_hashes = {name: seam.teacher_hash for name, seam in self.seams.items()}  # as the handover began
@@ -106,8 +108,7 @@ class Handover:
                 for parameter in seam.student.parameters():
                     parameter.requires_grad_(parameter.is_floating_point())
             seam.train(self.model.training)
-            for name in site.names:
-                surgery.put(self.model, name, seam)
+            surgery.put_in_place(self.model, site, seam, seam.teacher)
         if self.plan.train == "students":
             for _, parameter in self._backbone(self.model.named_parameters()):
                 parameter.requires_grad_(False)
@@ -265,7 +266,7 @@ class Handover:
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:  # which teachers, and a frozen backbone, do not
                 inside = next((place for place in places if name.startswith(place)), "")
-                yield places.get(inside, "") + name.removeprefix(inside), parameter
+                yield finished_name(places.get(inside, "") + name.removeprefix(inside), self.sites), parameter
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield what trains: the students, and with train="all" the backbone too; never a teacher."""
@@ -372,6 +373,7 @@ class Handover:
             for name in site.names:
                 surgery.put(self.model, name, self.seams[site.name].student)
         self._leave("finalized")
+        shorten_(self.model, self.sites)
         earlier = getattr(self.model, "segue", None)
         self.model.segue = {**self.describe(), "earlier": earlier}  # type: ignore[assignment]
         return self.model
@@ -382,8 +384,7 @@ class Handover:
         for site in self.sites:
             teacher = self.seams[site.name].teacher
             assert teacher is not None
-            for name in site.names:
-                surgery.put(self.model, name, teacher)
+            surgery.put_back(self.model, site, teacher)
         self._leave("cancelled")
         self._snapshot.restore_tensors(self.model)
         return self.model
@@ -391,7 +392,7 @@ class Handover:
     def describe(self) -> dict[str, Any]:
         """Return the plan with its sites by name, the teachers' hashes and the step, as plain data."""
         return {
-            "plan": {**self.plan.to_dict(), "sites": [site.name for site in self.sites]},
+            "plan": {**self.plan.to_dict(), "sites": [encode(site.pattern) for site in self.sites]},
             "teachers": dict(self.teacher_hashes),
             "step": self.steps_done,
             "total_steps": self._total_steps,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from segue import gates, losses, schedules, students
+from segue import gates, losses, schedules, sites, students
 from segue.errors import PlanError, nearest
 from segue.gates import Blend, Gate
 from segue.losses import LogitDistillation, PairLoss
@@ -16,7 +16,7 @@ from segue.sites import Selector
 from segue.students import Reinit, StudentFactory
 
 FORMAT = 1
-ROOMS = {"gates": gates, "schedules": schedules, "losses": losses, "students": students}
+ROOMS = {"sites": sites, "gates": gates, "schedules": schedules, "losses": losses, "students": students}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Plan:
     distill: LogitDistillation | None = None
     train: Literal["students", "all"] = "students"
     backbone: Literal["eval", "train"] = "eval"  # with train="students": dropout and batch statistics around the sites
-    teacher_gradient: bool = False  # let the gradient pass the teacher to its input (never to its weights)
+    teacher_gradient: bool | None = None  # let the gradient pass the teacher to its input (never its weights); None: at spans
     release: bool = False  # free each teacher at takeover
     unreached: Literal["error", "ignore"] = "error"  # what a forward that never calls a site means
     seed: int = 0  # of the students' initial weights and the gate's noise

@@ -12,10 +12,25 @@ from torch import nn
 
 from segue.errors import SiteError, nearest
 
-Pattern: TypeAlias = "str | type[nn.Module] | Callable[[str, nn.Module], bool]"
+Pattern: TypeAlias = "str | type[nn.Module] | Callable[[str, nn.Module], bool] | Span"
 Selector: TypeAlias = "Pattern | Sequence[Pattern]"
 
 MOST_ALTERNATIVES = 10_000
+
+
+@dataclass(frozen=True)
+class Span:
+    """Select consecutive layers of a list, so that each group of them is one site: k layers by one.
+
+    >>> model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    >>> [site.members for site in select(nn.ModuleDict({"layers": model}), Span("layers", every=2))]
+    [('layers.0', 'layers.1'), ('layers.2', 'layers.3')]
+    """
+
+    layers: str  # the name of an nn.ModuleList or nn.Sequential, or the end of it if that is unique
+    every: int = 2
+    first: int = 0
+    last: int | None = None  # the last layer that is meant, included
 
 
 @dataclass(frozen=True)
@@ -33,6 +48,18 @@ class Site:
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
 
+    @property
+    def is_span(self) -> bool:
+        return len(self.members) > 1
+
+    @property
+    def pattern(self) -> str | Span:
+        """What selects this site and no other."""
+        if not self.is_span:
+            return self.name
+        layers, _, first = self.name.rpartition(".")
+        return Span(layers, every=len(self.members), first=int(first), last=int(first) + len(self.members) - 1)
+
 
 def select(model: nn.Module, sites: Selector) -> list[Site]:
     """Find the sites that a selector names, in the order of the model.
@@ -43,7 +70,7 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
     ['0', '2']
 
     A selector is a glob (`*` is one name segment, `**` any number, `{0,2}` alternatives, `{4..11}` a range), a regular
-    expression after `re:`, a module type, a function of name and module, or a sequence of these.
+    expression after `re:`, a module type, a function of name and module, a `Span` of layers, or a sequence of these.
     """
     named = dict(model.named_modules(remove_duplicate=False))
     named.pop("", None)
@@ -52,10 +79,16 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
         names_of.setdefault(id(module), []).append(name)
 
     chosen: set[int] = set()
+    spans: dict[str, tuple[str, ...]] = {}  # their members, by the first of them
     patterns = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not patterns:
         raise SiteError("an empty list of sites was given.", _size(model, named), "name at least one pattern.")
     for pattern in patterns:
+        if isinstance(pattern, Span):
+            groups = _groups(pattern, model, named)
+            spans |= {group[0]: group for group in groups}
+            chosen |= {id(named[group[0]]) for group in groups}
+            continue
         matches = _matcher(pattern)
         hits = {id(module) for name, module in named.items() if matches(name, module)}
         if not hits:
@@ -63,10 +96,41 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
         chosen |= hits
 
     found = [names for module, names in names_of.items() if module in chosen]
-    _refuse_seams(found, model)
-    _refuse_nesting(found)
-    result = [Site(names[0], tuple(names[1:]), (names[0],), _depth(names[0], i), i) for i, names in enumerate(found)]
+    members = [spans.get(names[0], (names[0],)) for names in found]
+    covered = [[*names, *group[1:]] for names, group in zip(found, members, strict=True)]
+    _refuse_seams(covered, model)
+    _refuse_nesting(covered)
+    result = [
+        Site(names[0], tuple(names[1:]), group, _depth(names[0], i), i)
+        for i, (names, group) in enumerate(zip(found, members, strict=True))
+    ]
     return [replace(site, count=len(result)) for site in result]
+
+
+def _groups(span: Span, model: nn.Module, named: dict[str, nn.Module]) -> list[tuple[str, ...]]:
+    """Cut the layers that a span names into groups."""
+    lists = {name: module for name, module in named.items() if isinstance(module, nn.ModuleList | nn.Sequential)}
+    places = [name for name in lists if name == span.layers] or [name for name in lists if name.endswith(f".{span.layers}")]
+    if len(places) != 1:
+        found = f"It fits {len(places)} lists of layers: {', '.join(places)}." if places else nearest(span.layers, list(lists))
+        raise SiteError(f"{span} was to be found in {type(model).__name__}.", found, "name one list. Nothing was changed.")
+    layers = list(lists[places[0]].named_children())
+    last = len(layers) - 1 if span.last is None else span.last
+    meant = layers[span.first : last + 1]
+    if isinstance(span.every, bool) or span.every < 2 or not 0 <= span.first <= last < len(layers) or len(meant) % span.every:
+        raise SiteError(
+            f"{span} was to group layers of {places[0]!r}.",
+            f"It has {len(layers)}, of which {len(meant)} are meant: not a number of whole groups of at least 2.",
+            "choose first, last (included) and every so that groups come out even. Nothing was changed.",
+        )
+    if len({id(layer) for _, layer in meant}) < len(meant):
+        raise SiteError(
+            f"{span} was to group layers of {places[0]!r}.",
+            "Some of them are one module under several names.",
+            "a shared layer can only be replaced as a whole: name it by a glob. Nothing was changed.",
+        )
+    names = [f"{places[0]}.{name}" for name, _ in meant]
+    return [tuple(names[i : i + span.every]) for i in range(0, len(names), span.every)]
 
 
 def is_seam(module: nn.Module) -> bool:
@@ -99,7 +163,7 @@ def _matcher(pattern: Pattern) -> Callable[[str, nn.Module], bool]:
     raise SiteError(
         f"{pattern!r} is not a selector of sites.",
         f"It is of type {type(pattern).__name__}.",
-        "give a glob such as 'blocks.*.attn', a module type, a function (name, module) -> bool, or a list of these.",
+        "give a glob such as 'blocks.*.attn', a module type, a function (name, module) -> bool, a Span, or a list of these.",
     )
 
 

@@ -17,6 +17,7 @@ from segue.errors import HandoverError, StudentError
 from segue.outputs import copy_caches, merge
 from segue.plan import Plan
 from segue.sites import Site, is_seam
+from segue.students.chain import Chain, Passed
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -24,6 +25,31 @@ def put(model: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, leaf = name.rpartition(".")
     place = model.get_submodule(parent)
     getattr(place, "_orig_mod", place).register_module(leaf, module)  # torch.compile(part) wraps it
+
+
+def teacher_at(model: nn.Module, site: Site) -> nn.Module:
+    """Return the original at a site: its module, or the chain of a span's layers."""
+    if not site.is_span:
+        return model.get_submodule(site.name)
+    return Chain([model.get_submodule(name) for name in site.members])
+
+
+def put_in_place(model: nn.Module, site: Site, module: nn.Module, teacher: nn.Module) -> None:
+    """Place a module at a site; behind a span's first layer, the others hand on what comes."""
+    for name in site.names:
+        put(model, name, module)
+    if isinstance(teacher, Chain):
+        for name in site.members[1:]:
+            put(model, name, Passed(teacher.in_tuples))
+
+
+def put_back(model: nn.Module, site: Site, teacher: nn.Module) -> None:
+    """Place the original at its site again."""
+    for name in site.names:
+        put(model, name, teacher)
+    if isinstance(teacher, Chain):
+        for name, layer in zip(site.members, teacher.layers, strict=True):
+            put(model, name, layer)
 
 
 def refuse_wrapped(model: nn.Module) -> None:
@@ -60,7 +86,7 @@ def build_students(model: nn.Module, plan: Plan, sites: list[Site]) -> dict[str,
     cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=cuda):
         for site in sites:
-            teacher = model.get_submodule(site.name)
+            teacher = teacher_at(model, site)
             digest = hashlib.blake2b(f"{plan.seed}/{site.name}".encode(), digest_size=7).digest()
             torch.manual_seed(int.from_bytes(digest, "big"))
             student = plan.student(teacher, site)
@@ -115,9 +141,9 @@ def try_students(model: nn.Module, sites: list[Site], students: dict[str, nn.Mod
     args, kwargs = call_arguments(example)
     handles = []
     for site in sites:
-        teacher = model.get_submodule(site.name)
-        handles.append(teacher.register_forward_pre_hook(ask(site), with_kwargs=True))
-        handles.append(teacher.register_forward_hook(compare(site)))
+        first, last = model.get_submodule(site.members[0]), model.get_submodule(site.members[-1])
+        handles.append(first.register_forward_pre_hook(ask(site), with_kwargs=True))
+        handles.append(last.register_forward_hook(compare(site)))
     try:
         with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention():
             model(*args, **kwargs)

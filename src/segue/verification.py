@@ -119,30 +119,28 @@ def _check_gradients(handover: Handover, call: _Call, report: Verification, site
         seam.view, seam.hold, seam.closed = View.BLEND, False, False
     named = [(site, f"{site}.{name}", p) for site in sites for name, p in handover.seams[site].student.named_parameters()]
     missing, wild = [], []
-    norms: dict[bool, dict[str, float]] = {}
-    for passes in (handover.plan.teacher_gradient, True):
+    norms: list[dict[str, float]] = []
+    for passes in (False, True):
         for seam in handover.seams.values():
-            seam.teacher_gradient = passes
+            seam.teacher_gradient = passes or seam.teacher_gradient
         found = _gradients(call, [p for *_, p in named])
-        norms[passes] = dict.fromkeys(sites, 0.0)
+        norms.append(dict.fromkeys(sites, 0.0))
         for (site, name, _), gradient in zip(named, found, strict=True):
             if gradient is None:
                 missing.append(name)
             elif not gradient.isfinite().all():
                 wild.append(name)
             else:
-                norms[passes][site] += gradient.float().square().sum().item()
-        if handover.plan.teacher_gradient:
-            break
+                norms[-1][site] += gradient.float().square().sum().item()
     problems = [f"{name} received none" for name in dict.fromkeys(missing)]
     problems += [f"{name} is not finite" for name in dict.fromkeys(wild)]
     report.add("every student parameter receives a finite gradient", problems)
 
-    planned = norms[handover.plan.teacher_gradient]
+    planned, possible = norms
     report.gradient_norms = {site: value**0.5 for site, value in planned.items()}
-    starved = [site for site in sites if planned[site] < STARVED**2 * norms[True][site]]
+    starved = [site for site in sites if planned[site] < STARVED**2 * possible[site]]
     if starved:
-        share = min((planned[site] / norms[True][site]) ** 0.5 for site in starved)
+        share = min((planned[site] / possible[site]) ** 0.5 for site in starved)
         report.warnings.append(
             f"{len(starved)} of {len(sites)} sites ({starved[0]!r} first) receive as little as {share:.1e} of the gradient "
             "that could reach them, because it stops at later teachers: these sites contain their residual connection. "

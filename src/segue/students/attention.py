@@ -53,7 +53,7 @@ class Attention(nn.Module):
     def __init__(self, geometry: Geometry, interface: Interface, mixer: Mixer) -> None:
         super().__init__()
         self.heads, self.head_size, self.causal = geometry.heads, geometry.head_size, geometry.causal
-        self.layer = geometry.layer
+        self.layer_idx = geometry.layer
         self.interface = interface
         used = {name: getattr(geometry, name) for name in mixer.uses}
         self.query = _fresh(used.get("query"))
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         k = v if self.key is None else self._rotated(self._heads(self.key, call.x, self.key_norm), call)
         tokens = q.shape[2]
         if call.cache is not None:
-            k, v = call.cache.update(k, v, self.layer)
+            k, v = call.cache.update(k, v, self.layer_idx)
             q = F.pad(q, (0, 0, k.shape[2] - tokens, 0))  # the past asks nothing; its keys and values are remembered
         y = self.mixer(q, k, v, call.keep, causal)[:, :, -tokens:]
         y = y.transpose(1, 2).flatten(2)  # (batch, tokens, heads * head size)

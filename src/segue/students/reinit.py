@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from torch import nn
 
 from segue.sites import Site
+from segue.students.chain import Chain
 from segue.students.initialisation import Kaiming
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reinit:
-    """Copy the teacher and draw its weights anew, as `Kaiming` does.
+    """Copy the teacher, or the first layer of a span, and draw its weights anew, as `Kaiming` does.
 
     >>> import torch
     >>> student = Reinit()(torch.nn.Linear(4, 4), Site("layer"))
@@ -22,7 +23,8 @@ class Reinit:
     """
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
-        student = copied(teacher)
+        chain = teacher.layers if isinstance(teacher, Chain) else [teacher]
+        student = copied(chain[0])
         Kaiming()(student, {})
         return student
 

@@ -1,0 +1,98 @@
+"""Operators in place of attention: which recover the teacher, by which method, under equal budgets.
+
+Command:  segue grid experiments/operators --out runs/operators --workers 2 -o folder=PATH_OF_FASHION_MNIST
+          segue grid experiments/operators --out runs/operators_minilm --workers 2 -o part=minilm -o model=FOLDER
+          segue grid experiments/operators --out runs/layers --workers 2 -o part=layers -o model=FOLDER
+Runtime:  being measured.
+Expected: being measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from segue.errors import ConfigError
+from segue.lab import scales, variants
+from segue.lab.config import Run, Stage
+from segue.lab.models import SmallViT
+from segue.lab.scales import Scale
+from segue.recipe import Recipe
+from segue.students import (
+    Fourier,
+    LinearAttention,
+    Linformer,
+    Nystrom,
+    Performer,
+    SlidingWindow,
+    StudentFactory,
+    WindowedLinear,
+)
+
+METHODS = ("student_only", "distillation", "dcr", "dcr_dfg", "lolcats")
+
+
+def operators(tokens: int) -> dict[str, StudentFactory]:
+    """Return every operator, sized to a third of so many tokens where it has a size."""
+    third = tokens // 3
+    return {
+        "Linear attention": LinearAttention(feature_map="elu"),
+        "Performer": Performer(features=64),
+        "Linformer": Linformer(rank=third, tokens=tokens),
+        "Nystrom": Nystrom(landmarks=third),
+        "Sliding window": SlidingWindow(window=third // 2, global_tokens=1),
+        "Windowed linear": WindowedLinear(window=third // 2),
+        "Fourier": Fourier(),
+    }
+
+
+def runs(
+    part: Literal["vit", "minilm", "layers"] = "vit",
+    folder: str | None = None,
+    model: str | None = None,
+    train: str = "data/sst2_train.tsv",
+    test: str = "data/sst2_dev.tsv",
+    seeds: int = 2,
+    lr: float = 2e-3,
+    methods: tuple[str, ...] | None = None,
+) -> list[Run]:
+    """Return operators x methods x seeds: of a small ViT (digits, or Fashion-MNIST from a folder), or of MiniLM."""
+    parts: dict[str, Callable[[], tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]]] = {
+        "vit": lambda: _vit(folder, lr),
+        "minilm": lambda: _minilm(_given(model), train, test),
+    }
+    scale, usual, groups = parts[part]()
+    return [
+        scale.run(variant, seed=seed, group=group, **settings)
+        for seed in range(seeds)
+        for group, settings in groups.items()
+        for variant in variants.find(methods or usual)
+    ]
+
+
+def _vit(folder: str | None, lr: float) -> tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]:
+    if folder is None:
+        scale, tokens = scales.demo(steps=200), 16
+    else:
+        scale, tokens = scales.small(folder, steps=240, lr=lr), 49
+        task = replace(scale.task, model=SmallViT(patch=4, width=48, depth=4))
+        stage = Stage(recipe=Recipe(steps=1000, lr=2e-3, warmup=0.1))
+        scale = replace(scale, task=task, teacher=replace(scale.teacher, task=task, stages=(stage,)), batch=64)
+    scale = replace(scale, name="operators", looks=8, diagnostics=())
+    return scale, METHODS, {name: {"student": student} for name, student in operators(tokens).items()}
+
+
+def _minilm(model: str, train: str, test: str) -> tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]:
+    scale = replace(scales.minilm(model, train, test), name="operators_minilm", looks=6, diagnostics=())
+    groups: dict[str, dict[str, object]] = {
+        "Linear attention": {"student": LinearAttention(feature_map="hedgehog")},
+        "Windowed linear": {"student": WindowedLinear(window=4)},
+    }
+    return scale, ("student_only", "distillation", "dcr_dfg"), groups
+
+
+def _given(model: str | None) -> str:
+    if model is None:
+        raise ConfigError("MiniLM was asked for.", "No folder with it was given.", "say where it is: -o model=FOLDER.")
+    return model
