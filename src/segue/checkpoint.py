@@ -254,7 +254,7 @@ def _rebuild(model: nn.Module, record: dict[str, Any], tensors: dict[str, Tensor
         for earlier in _in_order(record):
             plan = Plan.from_dict(earlier["plan"], **given)
             sites = select(model, plan.sites)
-            students = surgery.build_students(model, plan, sites)
+            students = {name: surgery.finished(s) for name, s in surgery.build_students(model, plan, sites).items()}
             for site in sites:
                 teacher = surgery.teacher_at(model, site)
                 students[site.name].train(model.get_submodule(site.name).training)

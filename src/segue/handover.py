@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from segue import surgery
 from segue.auxiliary import AuxiliaryLosses
+from segue.calibration import Fitted, calibrate, padding_of
 from segue.errors import HandoverError, PlanError
 from segue.losses import OnTeacherStream
 from segue.moment import Moment, closed_for_good, moment, progress_at
@@ -24,6 +25,7 @@ from segue.seam import Seam, View, Watch
 from segue.shortening import finished_name, shorten_
 from segue.similarity import Similarity, measure
 from segue.sites import Site, select
+from segue.students.least_squares import LeastSquares
 from segue.verification import Verification, verify
 
 CLOSING_GROUPS = 2  # compiled code sees takeovers in so many groups: with evaluation and guidance, 8 graphs are torch's limit
@@ -350,6 +352,21 @@ class Handover:
             for seam, kept, records, blind in before:
                 seam.watch, seam.records, seam.blind, seam.measuring = kept, records, blind, False
 
+    def calibrate(
+        self,
+        batches: Iterable[Any],
+        method: LeastSquares | None = None,
+        *,
+        mask: Callable[[Any], Tensor | None] = padding_of,
+    ) -> dict[str, Fitted]:
+        """Fit the students' output projections to their teachers on a few batches before training, in closed form.
+
+        A batch is what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments. `mask` finds
+        its padding (1 where a token counts; by default its `attention_mask`). Returns how near each student was and is.
+        """
+        self.require_teachers("calibrate()")
+        return calibrate(self, batches, method or LeastSquares(), mask)
+
     def verify(self, *args: Any, optimizer: Optimizer | None = None, **kwargs: Any) -> Verification:
         """Prove on your own batch that the handover is exact; returns a readable report, raises if something fails."""
         self.require_teachers("verify()")
@@ -369,9 +386,10 @@ class Handover:
                 f"{len(sharing)} of {len(self.sites)} teachers still have a share, {name!r} one of {alpha:.3g}.",
                 "train until the schedule reaches 0, or say finalize_(force=True). Nothing was changed.",
             )
-        for site in self.sites:
+        students = {site: surgery.finished(self.seams[site.name].student) for site in self.sites}
+        for site, student in students.items():
             for name in site.names:
-                surgery.put(self.model, name, self.seams[site.name].student)
+                surgery.put(self.model, name, student)
         self._leave("finalized")
         shorten_(self.model, self.sites)
         earlier = getattr(self.model, "segue", None)

@@ -14,6 +14,7 @@ from segue.losses import LogitDistillation, PairLoss
 from segue.schedules import Schedule, aggr20
 from segue.sites import Selector
 from segue.students import Reinit, StudentFactory
+from segue.students.adapters import Adapter
 
 FORMAT = 1
 ROOMS = {"sites": sites, "gates": gates, "schedules": schedules, "losses": losses, "students": students}
@@ -29,6 +30,7 @@ class Plan:
 
     sites: Selector
     student: StudentFactory = field(default_factory=Reinit)
+    adapter: Adapter | None = None  # for students of another width than their teachers
     gate: Gate = field(default_factory=Blend)
     schedule: Schedule = field(default_factory=aggr20)
     guidance: PairLoss | None = None
@@ -45,8 +47,9 @@ class Plan:
             object.__setattr__(self, "sites", tuple(self.sites))
         for name in ("student", "gate", "schedule"):
             _require_callable(name, getattr(self, name))
-        if self.guidance is not None:
-            _require_callable("guidance", self.guidance)
+        for name in ("guidance", "adapter"):
+            if getattr(self, name) is not None:
+                _require_callable(name, getattr(self, name))
         if self.distill is not None and not isinstance(self.distill, LogitDistillation):
             raise PlanError(
                 f"Plan(distill={self.distill!r}) was asked for.",

@@ -43,6 +43,14 @@ def put_in_place(model: nn.Module, site: Site, module: nn.Module, teacher: nn.Mo
             put(model, name, Passed(teacher.in_tuples))
 
 
+def finished(student: nn.Module) -> nn.Module:
+    """Return what stays of a student when the handover ends: itself, unless it says otherwise (adapters fold)."""
+    finish = getattr(student, "finished", None)
+    left = finish() if callable(finish) else student
+    assert isinstance(left, nn.Module)
+    return left.train(student.training)
+
+
 def put_back(model: nn.Module, site: Site, teacher: nn.Module) -> None:
     """Place the original at its site again."""
     for name in site.names:
@@ -90,6 +98,8 @@ def build_students(model: nn.Module, plan: Plan, sites: list[Site]) -> dict[str,
             digest = hashlib.blake2b(f"{plan.seed}/{site.name}".encode(), digest_size=7).digest()
             torch.manual_seed(int.from_bytes(digest, "big"))
             student = plan.student(teacher, site)
+            if plan.adapter is not None and isinstance(student, nn.Module):
+                student = plan.adapter(student, teacher, site)
             _check_student(student, teacher, site, model)
             students[site.name] = student
     return students

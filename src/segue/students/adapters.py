@@ -1,0 +1,123 @@
+"""Adapters: learned projections between a model and a student of another width, folded into the student at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segue.errors import HandoverError, StudentError
+from segue.sites import Site
+from segue.students.attention import positive
+from segue.students.geometry import is_transposed_linear, projection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Let a student of another width stand at a site: project its input and its output, as FitNets' regressors do.
+
+    `inside` is the student's width. The teacher's is read from its linear maps; say `outside` where that is not right. Where
+    the two are equal nothing is added. `finalize_()` folds the projections into the student's first and last linear maps, or
+    leaves them in front of and behind a student that has none there.
+    """
+
+    inside: int
+    outside: int | None = None
+
+    def __call__(self, student: nn.Module, teacher: nn.Module, site: Site) -> nn.Module:
+        inside = positive("inside", self.inside)
+        first, last = (self.outside,) * 2 if self.outside is not None else _widths(teacher, site)
+        assert first is not None
+        assert last is not None
+        if first == last == inside:
+            return student
+        like = next(teacher.parameters())
+        return Adapted(student, first, inside, last).to(device=like.device, dtype=like.dtype)
+
+
+class Adapted(nn.Module):
+    """A student between two projections."""
+
+    def __init__(self, student: nn.Module, first: int, inside: int, last: int) -> None:
+        super().__init__()
+        self.before = nn.Linear(first, inside)
+        self.student = student
+        self.after = nn.Linear(inside, last)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin with orthogonal directions in and the same directions out."""
+        nn.init.orthogonal_(self.before.weight)
+        if self.before.weight.T.shape == self.after.weight.shape:
+            self.after.weight.copy_(self.before.weight.T)
+        else:
+            nn.init.orthogonal_(self.after.weight)
+        self.before.bias.zero_()
+        self.after.bias.zero_()
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        output = self.student(self.before(x), *args, **kwargs)
+        if isinstance(output, tuple):
+            return (self.after(output[0]), *output[1:])
+        return self.after(output)
+
+    @property
+    def output_projection(self) -> nn.Linear:
+        return self.after
+
+    def finished(self) -> nn.Module:
+        """Return the student with the projections folded in, or itself where there is no linear map to take them."""
+        ends = _ends(self.student)
+        if ends is None:
+            return self
+        if any(hasattr(p, "full_tensor") for p in self.parameters()):
+            raise HandoverError(
+                "an adapter was to be folded into its student.",
+                "Their weights are sharded over processes.",
+                "save the handover, load it in one process (segue.load_), and finalize it there.",
+            )
+        first, last = ends
+        new = _after(first, self.before) if first is last else None
+        if new is not None:
+            return _before(new, self.after)
+        layers = list(self.student.children())
+        layers[0], layers[-1] = _after(first, self.before), _before(last, self.after)
+        return nn.Sequential(*layers)
+
+
+def _ends(student: nn.Module) -> tuple[nn.Linear, nn.Linear] | None:
+    if isinstance(student, nn.Linear):
+        return student, student
+    if type(student) is nn.Sequential and len(student) > 1:
+        first, last = student[0], student[-1]
+        if isinstance(first, nn.Linear) and isinstance(last, nn.Linear):
+            return first, last
+    return None
+
+
+@torch.no_grad()
+def _after(second: nn.Linear, first: nn.Linear) -> nn.Linear:
+    """Return the one linear map that does `first`, then `second`."""
+    made = nn.Linear(first.in_features, second.out_features, device=first.weight.device, dtype=first.weight.dtype)
+    made.weight.copy_(second.weight @ first.weight)
+    made.bias.copy_(second.weight @ first.bias + (0.0 if second.bias is None else second.bias))
+    return made
+
+
+def _before(first: nn.Linear, second: nn.Linear) -> nn.Linear:
+    return _after(second, first)
+
+
+def _widths(teacher: nn.Module, site: Site) -> tuple[int, int]:
+    """Read what goes into a module's first linear map and what comes out of its last."""
+    maps = [part for part in teacher.modules() if isinstance(part, nn.Linear) or is_transposed_linear(part)]
+    if not maps:
+        raise StudentError(
+            f"an adapter was asked for at site {site.name!r}.",
+            f"{type(teacher).__name__} has no linear map from which its width could be read.",
+            "say it: Adapter(inside=..., outside=...). Nothing was changed.",
+        )
+    return projection(maps[0]).weight.shape[1], projection(maps[-1]).weight.shape[0]
