@@ -19,11 +19,13 @@ from segue.lab.config import Run, Stage
 from segue.lab.models import SmallViT
 from segue.lab.scales import Scale
 from segue.recipe import Recipe
+from segue.sites import Span
 from segue.students import (
     Fourier,
     LinearAttention,
     Linformer,
     Nystrom,
+    OneLayer,
     Performer,
     SlidingWindow,
     StudentFactory,
@@ -61,6 +63,7 @@ def runs(
     parts: dict[str, Callable[[], tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]]] = {
         "vit": lambda: _vit(folder, lr),
         "minilm": lambda: _minilm(_given(model), train, test),
+        "layers": lambda: _layers(_given(model), train, test),
     }
     scale, usual, groups = parts[part]()
     return [
@@ -90,6 +93,12 @@ def _minilm(model: str, train: str, test: str) -> tuple[Scale, tuple[str, ...], 
         "Windowed linear": {"student": WindowedLinear(window=4)},
     }
     return scale, ("student_only", "distillation", "dcr_dfg"), groups
+
+
+def _layers(model: str, train: str, test: str) -> tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]:
+    scale = replace(scales.minilm(model, train, test), name="layers", looks=6, diagnostics=())
+    settings: dict[str, object] = {"sites": Span("encoder.layer", every=2), "student": OneLayer()}
+    return scale, ("student_only", "theseus", "dcr", "dcr_dfg"), {"6 layers to 3": settings}
 
 
 def _given(model: str | None) -> str:

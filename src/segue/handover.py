@@ -265,10 +265,19 @@ class Handover:
         """Yield what trains, under the names that the finished model will have."""
         self._require_running("ask for the parameters")
         places = {f"{name}.student.": f"{name}." for site in self.sites for name in site.names}
+        found = False
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:  # which teachers, and a frozen backbone, do not
+                found = True
                 inside = next((place for place in places if name.startswith(place)), "")
                 yield finished_name(places.get(inside, "") + name.removeprefix(inside), self.sites), parameter
+        if not found:
+            raise HandoverError(
+                "the handover was asked for the parameters to train.",
+                f"There are none: its students ({type(next(iter(self.seams.values())).student).__name__}) have no parameters, "
+                "and the model around them is frozen.",
+                'let the model adapt: Plan(train="all").',
+            )
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield what trains: the students, and with train="all" the backbone too; never a teacher."""

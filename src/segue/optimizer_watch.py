@@ -42,7 +42,9 @@ class OptimizerWatch:
     def stepped(self, optimizer: Optimizer) -> None:
         """Notice what an optimizer holds, and that `handover.step()` is forgotten."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(p) in held for student in self.students for p in student.parameters()):
+        trained = [p for student in self.students for p in student.parameters()]
+        trained = trained or list(self.model.parameters())  # students without parameters: the model around them adapts
+        if not any(id(p) in held for p in trained):
             self.without_students |= any(id(p) in held for p in self.model.parameters())
             return
         times = self.with_students[id(optimizer)] = self.with_students.get(id(optimizer), 0) + 1

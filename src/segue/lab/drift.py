@@ -48,7 +48,7 @@ class Drift:
 
             return after
 
-        handles = [model.get_submodule(block_of(site.name)).register_forward_hook(keep(site)) for site in self.sites]
+        handles = [model.get_submodule(block_of(site.members[-1])).register_forward_hook(keep(site)) for site in self.sites]
         try:
             with evaluating(model):
                 self.loss_fn(model, self.batch)

@@ -16,7 +16,7 @@ from segue.sites import Site
 from segue.students.geometry import Call, Geometry, Projection
 from segue.students.initialisation import CopyMatching, Initialisation, Original
 from segue.students.interfaces import Interface, interface_of, plain_settings
-from segue.students.mixing import Mixer, refuse_causal
+from segue.students.mixing import Mixer, every_head, refuse_causal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,11 @@ class Attention(nn.Module):
             _check_mask(call.mask, call.keep, causal)
             self.mask_understood = True
         v = self._heads(self.value, call.x)  # (batch, heads, tokens, head size)
-        q = v if self.query is None else self._rotated(self._heads(self.query, call.x, self.query_norm), call)
+        q = (
+            every_head(v, self.heads)
+            if self.query is None
+            else self._rotated(self._heads(self.query, call.x, self.query_norm), call)
+        )
         k = v if self.key is None else self._rotated(self._heads(self.key, call.x, self.key_norm), call)
         tokens = q.shape[2]
         if call.cache is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from segue.students.attention import Operator
+from segue.students.attention import Operator, positive
 from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import causal_sums_in_logs
 from segue.students.mixing import Mixer, divided, every_head, with_ones
@@ -63,7 +63,7 @@ class Performer(Operator):
     features: int = 256
 
     def mixer(self, geometry: Geometry) -> Mixer:
-        return PerformerMixer(self.features, geometry.head_size, geometry.logit_scale)
+        return PerformerMixer(positive("features", self.features), geometry.head_size, geometry.logit_scale)
 
 
 def orthogonal_directions(count: int, size: int, generator: torch.Generator | None = None) -> Tensor:

@@ -74,4 +74,5 @@ class SlidingWindow(Operator):
     global_tokens: int = 1
 
     def mixer(self, geometry: Geometry) -> Mixer:
-        return SlidingWindowMixer(positive("window", self.window), self.global_tokens, geometry.logit_scale)
+        global_tokens = self.global_tokens and positive("global_tokens", self.global_tokens)
+        return SlidingWindowMixer(positive("window", self.window), global_tokens, geometry.logit_scale)

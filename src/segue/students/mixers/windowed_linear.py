@@ -54,8 +54,8 @@ class WindowedLinearMixer(Mixer):
         seen = neighbours(kept, sides).transpose(-1, -2) & near
 
         scores = (q @ neighbours(k, sides).transpose(-1, -2)).masked_fill(~seen, torch.finfo(q.dtype).min)
-        scores = scores - scores.detach().amax(-1, keepdim=True)
-        sharp = scores.exp().masked_fill(~seen, 0.0) * self.near_share.sigmoid().to(q.dtype)[:, None]
+        scores = scores - scores.amax(-1, keepdim=True)
+        sharp = scores.exp().masked_fill(~seen, 0.0) * self.near_share.to(q.dtype).sigmoid()[:, None]
         soft = (q_features @ neighbours(k_features, sides).transpose(-1, -2)).masked_fill(elsewhere, 0.0)
         sums = (sharp + soft) @ neighbours(v, sides)
         states = k_features.transpose(-1, -2) @ v  # (batch, heads, blocks, features, head size + 1)
