@@ -9,9 +9,14 @@ from typing import TypeAlias
 from torch import nn
 
 from segue.sites import Site
+from segue.students.activations import ActivationSwap
+from segue.students.adapters import Adapter
 from segue.students.geometry import Call, Geometry, Projection, projection, thirds
-from segue.students.initialisation import CopyMatching, Kaiming
+from segue.students.initialisation import CopyMatching, Kaiming, Net2Net, TruncatedSvd
 from segue.students.interfaces import Interface, teach
+from segue.students.least_squares import LeastSquares
+from segue.students.library import Library
+from segue.students.low_rank import LowRankMlp
 from segue.students.mixers import (
     Fourier,
     LinearAttention,
@@ -22,26 +27,41 @@ from segue.students.mixers import (
     Softmax,
     WindowedLinear,
 )
+from segue.students.mlp import GatedMlp, NarrowMlp, WideMlp
+from segue.students.norms import RmsNorm
 from segue.students.reinit import Reinit
+from segue.students.spans import OneLayer
 
 StudentFactory: TypeAlias = Callable[[nn.Module, Site], nn.Module]
 
 __all__ = [
+    "ActivationSwap",
+    "Adapter",
     "Call",
     "CopyMatching",
     "Fourier",
+    "GatedMlp",
     "Geometry",
     "Interface",
     "Kaiming",
+    "LeastSquares",
+    "Library",
     "LinearAttention",
     "Linformer",
+    "LowRankMlp",
+    "NarrowMlp",
+    "Net2Net",
     "Nystrom",
+    "OneLayer",
     "Performer",
     "Projection",
     "Reinit",
+    "RmsNorm",
     "SlidingWindow",
     "Softmax",
     "StudentFactory",
+    "TruncatedSvd",
+    "WideMlp",
     "WindowedLinear",
     "projection",
     "teach",
