@@ -25,12 +25,12 @@ from segue.students import (
     LinearAttention,
     Linformer,
     Nystrom,
-    OneLayer,
     Performer,
     SlidingWindow,
     StudentFactory,
     WindowedLinear,
 )
+from segue.students.spans import OneLayer
 
 METHODS = ("student_only", "distillation", "dcr", "dcr_dfg", "lolcats")
 
@@ -78,16 +78,16 @@ def _vit(folder: str | None, lr: float) -> tuple[Scale, tuple[str, ...], dict[st
     if folder is None:
         scale, tokens = scales.demo(steps=200), 16
     else:
-        scale, tokens = scales.small(folder, steps=240, lr=lr), 49
+        scale, tokens = scales.small(folder, steps=200, lr=lr), 49
         task = replace(scale.task, model=SmallViT(patch=4, width=48, depth=4))
         stage = Stage(recipe=Recipe(steps=1000, lr=2e-3, warmup=0.1))
         scale = replace(scale, task=task, teacher=replace(scale.teacher, task=task, stages=(stage,)), batch=64)
-    scale = replace(scale, name="operators", looks=8, diagnostics=())
+    scale = replace(scale, name="operators", looks=4, diagnostics=())
     return scale, METHODS, {name: {"student": student} for name, student in operators(tokens).items()}
 
 
 def _minilm(model: str, train: str, test: str) -> tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]:
-    scale = replace(scales.minilm(model, train, test), name="operators_minilm", looks=6, diagnostics=())
+    scale = replace(scales.minilm(model, train, test), name="operators_minilm", looks=4, diagnostics=())
     groups: dict[str, dict[str, object]] = {
         "Linear attention": {"student": LinearAttention(feature_map="hedgehog")},
         "Windowed linear": {"student": WindowedLinear(window=4)},
@@ -96,7 +96,7 @@ def _minilm(model: str, train: str, test: str) -> tuple[Scale, tuple[str, ...], 
 
 
 def _layers(model: str, train: str, test: str) -> tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]:
-    scale = replace(scales.minilm(model, train, test), name="layers", looks=6, diagnostics=())
+    scale = replace(scales.minilm(model, train, test), name="layers", looks=4, diagnostics=())
     settings: dict[str, object] = {"sites": Span("encoder.layer", every=2), "student": OneLayer()}
     return scale, ("student_only", "theseus", "dcr", "dcr_dfg"), {"6 layers to 3": settings}
 

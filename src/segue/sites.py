@@ -114,7 +114,7 @@ def _groups(span: Span, model: nn.Module, named: dict[str, nn.Module]) -> list[t
     if len(places) != 1:
         found = f"It fits {len(places)} lists of layers: {', '.join(places)}." if places else nearest(span.layers, list(lists))
         raise SiteError(f"{span} was to be found in {type(model).__name__}.", found, "name one list. Nothing was changed.")
-    layers = list(lists[places[0]].named_children())
+    layers = list(lists[places[0]]._modules.items())  # named_children() would hide the second name of a shared layer
     last = len(layers) - 1 if span.last is None else span.last
     meant = layers[span.first : last + 1]
     if isinstance(span.every, bool) or span.every < 2 or not 0 <= span.first <= last < len(layers) or len(meant) % span.every:
