@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from tiny import SITES, Net, batch, constant, optimizer_for, same_bits, start, train
+from students import cases, tiny_attention  # noqa: F401  the latter teaches Segue the attention of tiny.Net
+from tiny import SITES, Net, batch, constant, optimizer_for, same_bits, same_state, start, train
 
 import segue
 from segue import gates, losses, schedules, students
@@ -18,6 +19,7 @@ REQUIRED = {
     schedules.Piecewise: {"points": ((0.0, 1.0), (0.5, 0.0))},
     schedules.Hold: {"fraction": 0.3},
     schedules.PerSite: {"schedules": {"blocks.0.*": schedules.Linear()}},
+    students.Linformer: {"tokens": 5},
 }
 SITES_IN_A_ROW = [Site(f"blocks.{i}.attn", index=i, count=3) for i in range(3)]
 
@@ -31,14 +33,14 @@ def built_ins(room) -> list[object]:
 GATES = built_ins(gates)
 SCHEDULES = built_ins(schedules)
 GUIDANCES = [loss for loss in built_ins(losses) if not isinstance(loss, losses.LogitDistillation)]
-STUDENTS = built_ins(students)
+STUDENTS = [students.Reinit(), *(kind(**REQUIRED.get(kind, {})) for kind in cases.KINDS)]
 
 
 def test_they_were_found():
     assert len(GATES) >= 3
     assert len(SCHEDULES) >= 7
     assert len(GUIDANCES) >= 5
-    assert students.Reinit() in STUDENTS
+    assert len(STUDENTS) >= 9
 
 
 @pytest.mark.parametrize("part", [*GATES, *SCHEDULES, *GUIDANCES, *STUDENTS], ids=repr)
@@ -100,7 +102,8 @@ class TestStudent:
         assert all(map(math.isfinite, losses))
 
     def test_it_compiles_as_one_graph(self, student):
-        handover = start(self.plan(student))
+        torch._dynamo.reset()
+        handover = start(self.plan(student), depth=1)
         x, _ = batch()
         expected = handover.model(x)
         compiled = torch.compile(handover.model, fullgraph=True, backend="eager")
@@ -121,3 +124,16 @@ class TestStudent:
         segue.save(model, tmp_path)
         fresh = segue.load_(Net(seed=3).eval(), tmp_path)
         assert same_bits(fresh(batch()[0]), model(batch()[0]))
+
+    def test_it_resumes_bit_for_bit(self, student, tmp_path):
+        plan = segue.Plan(sites=SITES, student=student, guidance=losses.FeatureGuidance())
+        whole = start(plan)
+        optimizer = optimizer_for(whole)
+        train(whole, optimizer, 1)
+        segue.save(whole, tmp_path, optimizer=optimizer)
+        expected = train(whole, optimizer, 2)
+        again = start(plan)
+        optimizer = optimizer_for(again)
+        segue.load_(again, tmp_path, optimizer=optimizer)
+        assert train(again, optimizer, 2) == expected
+        assert same_state(again.model.state_dict(), whole.model.state_dict())

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from models import CASES
+from students.cases import BERT, LLAMA, OPERATORS, TIMM
 from tiny import SITES, Net, batch
 from torch import nn
 from torch.nn import functional as F
@@ -159,6 +160,31 @@ def test_the_families_own_switches_give_the_same(family, enable, gate):
     recomputed: list[int] = []
     torch.testing.assert_close(gradients(recompute=True), gradients(recompute=False), rtol=1e-5, atol=1e-7)
     assert recomputed[0] > recomputed[1]
+
+
+@pytest.mark.parametrize(
+    ("operator", "family", "enable"),
+    [
+        ("Performer", TIMM, timm_checkpointing),
+        ("LinearAttention hedgehog", BERT, hf_checkpointing),
+        ("WindowedLinear", LLAMA, hf_checkpointing),
+    ],
+    ids=["Performer", "hedgehog", "WindowedLinear"],
+)
+def test_recomputed_operators_give_the_same(operator, family, enable):
+    def gradients(recompute: bool) -> list[torch.Tensor]:
+        model, data = family.build().train(), family.batch()
+        handover = segue.replace_(model, family.plan(OPERATORS[operator], guidance=FeatureGuidance()), total_steps=20)
+        if recompute:
+            enable(model)
+        seen = []
+        for _ in range(2):
+            handover.step()
+            loss = data.loss(model) + handover.aux_loss(data.mask)
+            seen += [loss.detach(), *torch.autograd.grad(loss, list(handover.parameters()))]
+        return seen
+
+    torch.testing.assert_close(gradients(recompute=True), gradients(recompute=False), rtol=1e-5, atol=1e-7)
 
 
 def test_reentrant_checkpointing_without_guidance_trains():

@@ -7,6 +7,7 @@ import pytest
 import timm
 import tiny
 import torch
+from students.cases import OPERATORS, REPRESENTATIVES
 from tiny import same_bits
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -92,6 +93,22 @@ def test_one_graph_for_the_anneal_and_one_after(gate, extra):
         assert_same_step(gradients(handover, call), expected)
         graphs.append(counter.frame_count)
     assert graphs == [1, 1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("operator", "family"), REPRESENTATIVES[::2], ids=["Performer", "WindowedLinear"])
+def test_an_operator_is_one_graph_for_the_anneal_and_one_after(operator, family):
+    runs = [segue.replace_(family.build().train(), family.plan(OPERATORS[operator]), total_steps=TOTAL) for _ in range(2)]
+    batch = family.batch()
+    call, counter = compiled(runs[1].model)
+    graphs = []
+    for _ in range(6):
+        losses = [batch.loss(model) for model in (runs[0].model, call)]
+        expected, found = (torch.autograd.grad(loss, list(run.parameters())) for loss, run in zip(losses, runs, strict=True))
+        assert_same_step([losses[1].detach(), *found], [losses[0].detach(), *expected])
+        graphs.append(counter.frame_count)
+        for run in runs:
+            run.step()
+    assert graphs == [1, 1, 1, 1, 2, 2]
 
 
 def test_the_graphs_own_backward_gives_the_gradients_of_eager_code():

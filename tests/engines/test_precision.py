@@ -1,7 +1,10 @@
 """Precision: casts, autocast, and ends that hold bit for bit in every type of number."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from students.cases import OPERATORS, REPRESENTATIVES
 from tiny import SITES, Net, batch, same_bits, start
 from torch import nn
 from torch.nn import functional as F
@@ -114,6 +117,28 @@ def test_a_cast_model_verifies_and_trains_through_takeover(dtype, gate):
         assert auxiliary.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         (F.cross_entropy(logits, y) + auxiliary).backward()
         assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in handover.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        handover.step()
+    assert set(handover.alphas.values()) == {0.0}
+
+
+@pytest.mark.parametrize("cast", [True, False], ids=["cast", "autocast"])
+@pytest.mark.parametrize(("operator", "family"), REPRESENTATIVES, ids=[name for name, _ in REPRESENTATIVES])
+def test_an_operator_trains_through_takeover_in_bfloat16(operator, family, cast):
+    plan = family.plan(OPERATORS[operator], guidance=FeatureGuidance())
+    handover = segue.replace_(family.build().train(), plan, total_steps=10)
+    batch = family.batch()
+    if cast:
+        handover.model.bfloat16()
+        batch = replace(batch, args=tuple(x.bfloat16() for x in batch.args))
+    optimizer = torch.optim.SGD(handover.parameters(), lr=0.05)
+    for _ in range(4):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not cast):
+            loss = batch.loss(handover.model) + handover.aux_loss(batch.mask)
+        loss.backward()
+        wanted = torch.bfloat16 if cast else torch.float32
+        assert all(p.grad.dtype == wanted and p.grad.isfinite().all() for p in handover.parameters())
         optimizer.step()
         optimizer.zero_grad()
         handover.step()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from students import tiny_attention  # noqa: F401  teaches Segue the attention of tiny.Net
 from tiny import SITES, Net, batch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -152,6 +153,8 @@ def plans() -> dict[str, segue.Plan]:
         "gradient through the teacher": segue.Plan(sites=SITES, teacher_gradient=True, guidance=always),
         "teacher's stream": segue.methods.fitnets(sites=SITES),
         "hold": segue.Plan(sites=SITES, schedule=local),
+        "performer": segue.Plan(sites=SITES, student=segue.students.Performer(features=8), guidance=always),
+        "windowed linear": segue.Plan(sites=SITES, student=segue.students.WindowedLinear(window=2), guidance=always),
         "hold with guidance": segue.Plan(sites=SITES, schedule=local, guidance=always),
     }
 

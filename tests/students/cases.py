@@ -1,0 +1,244 @@
+"""Every operator and every family of attention, and which of them go together: the table of docs/operators.md.
+
+PYTHONPATH=tests python tests/students/cases.py    # writes the table into the page
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    import conftest  # noqa: F401  torchvision beside a CPU torch
+
+import models
+import torch
+import transformers
+from models import CLASSES, VOCABULARY, WIDTH, Batch
+from torch import Tensor, nn
+
+import segue
+from segue.errors import SegueError
+from segue.students import Fourier, LinearAttention, Linformer, Nystrom, Performer, SlidingWindow, Softmax, WindowedLinear
+from segue.students.attention import Operator
+
+PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
+BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+TOKENS = models.TOKENS
+
+# Settings so small that windows, landmarks and features are smaller than the sequences of the tests.
+OPERATORS: dict[str, Operator] = {
+    "Softmax": Softmax(),
+    "LinearAttention elu": LinearAttention(),
+    "LinearAttention relu": LinearAttention(feature_map="relu"),
+    "LinearAttention hedgehog": LinearAttention(feature_map="hedgehog"),
+    "Performer": Performer(features=24),
+    "Linformer": Linformer(rank=4, tokens=17),
+    "SlidingWindow": SlidingWindow(window=3),
+    "WindowedLinear": WindowedLinear(window=3),
+    "Nystrom": Nystrom(landmarks=4),
+    "Fourier": Fourier(),
+}
+KINDS = list(dict.fromkeys(type(operator) for operator in OPERATORS.values()))
+CAUSAL = [name for name, operator in OPERATORS.items() if not isinstance(operator, Linformer | Nystrom | Fourier)]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model that calls attention in one way, how to call the model, and what its attention is made of."""
+
+    name: str
+    make: Callable[..., nn.Module]
+    batch: Callable[[], Batch]
+    sites: str
+    geometry: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    causal: bool = False
+    hugging_face: bool = False
+
+    def build(self, seed: int = 0, **settings: Any) -> nn.Module:
+        return models.build(self.make, seed, **{**self.settings, **settings})
+
+    def plan(self, student: Any, **settings: Any) -> segue.Plan:
+        return segue.Plan(sites=self.sites, student=student, **settings)
+
+    def having(self, name: str, geometry: dict[str, Any] | None = None, **settings: Any) -> Family:
+        """Return the same family with other settings."""
+        merged = {**self.geometry, **(geometry or {})}
+        return replace(self, name=name, geometry=merged, settings={**self.settings, **settings})
+
+
+def vit(**settings: Any) -> nn.Module:
+    size = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": WIDTH, "num_heads": 4, "num_classes": CLASSES}
+    return models.timm.create_model("vit_tiny_patch16_224", pretrained=False, **{**size, **settings})
+
+
+def encoder(*, batch_first: bool = True, **settings: Any) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=batch_first)
+    return nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=batch_first, **settings)
+
+
+def tokens_first() -> Batch:
+    batch = models.padded_tokens()
+    return replace(batch, labels=batch.labels.T, kwargs={**batch.kwargs, "src": batch.kwargs["src"].transpose(0, 1)})
+
+
+def causal_tokens() -> Batch:
+    batch = models.padded_tokens()
+    future = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+    return replace(batch, kwargs={**batch.kwargs, "mask": future})
+
+
+def classifier(family: str) -> Callable[..., nn.Module]:
+    """Return what makes a tiny classifier of sentences of a family by the name that Hugging Face gives it."""
+
+    def make(**settings: Any) -> nn.Module:
+        sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 16, "num_labels": CLASSES, **models._layers()}
+        config = transformers.AutoConfig.for_model(family, **{**sizes, **settings})
+        return transformers.AutoModelForSequenceClassification.from_config(config)
+
+    return make
+
+
+def decoder_bert(**settings: Any) -> nn.Module:
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 16, **models._layers()}
+    return transformers.BertLMHeadModel(transformers.BertConfig(is_decoder=True, **sizes, **settings))
+
+
+def language_model(family: str) -> Callable[..., nn.Module]:
+    """Return what makes a tiny causal model of a family by the name that Hugging Face gives it."""
+
+    def make(**settings: Any) -> nn.Module:
+        sizes = {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "max_position_embeddings": 64, **models._layers()}
+        config = transformers.AutoConfig.for_model(family, **{**sizes, "pad_token_id": 0, **settings})
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+    return make
+
+
+def of(heads: int = 4, key_heads: int = 4, biases: str = "qkvo", **others: Any) -> dict[str, Any]:
+    """Say what a geometry should be, in one line."""
+    plain = {"norms": False, "rotary": False, "causal": False, "scale": 8**-0.5, "output": True, "tokens": None, "window": None}
+    return {"width": WIDTH, "heads": heads, "key_heads": key_heads, "head_size": 8, "biases": biases, **plain, **others}
+
+
+CALM_GPT2 = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+CALM_BERT = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+LAYERS = "model.layers.*.self_attn"
+DECODER = of(key_heads=2, biases="", rotary=True, causal=True, tokens=64)
+
+TIMM = Family("timm", vit, models.images, "blocks.*.attn", of(), {"qkv_bias": True})
+TORCH = Family("torch encoder", encoder, models.padded_tokens, "layers.*.self_attn", of())
+TORCHVISION = Family("torchvision ViT", models.torchvision_vit, models.images, "encoder.layers.*.self_attention", of())
+HF_VIT = Family(
+    "HF ViT", models.hf_vit, models.named_images, "vit.layers.*.attention", of(tokens=17), CALM_BERT, hugging_face=True
+)
+BERT = Family(
+    "HF BERT",
+    classifier("bert"),
+    models.sentences,
+    "bert.encoder.layer.*.attention.self",
+    of(biases="qkv", output=False, tokens=16),
+    CALM_BERT,
+    hugging_face=True,
+)
+GPT2 = Family(
+    "HF GPT-2",
+    models.gpt2,
+    models.text,
+    "transformer.h.*.attn",
+    of(causal=True, tokens=32),
+    CALM_GPT2,
+    causal=True,
+    hugging_face=True,
+)
+LLAMA = Family("HF Llama", language_model("llama"), models.text, LAYERS, DECODER, causal=True, hugging_face=True)
+
+FAMILIES = [TIMM, TORCH, TORCHVISION, HF_VIT, BERT, GPT2, LLAMA]
+CAUSAL_TORCH = replace(TORCH, name="torch encoder, causal mask", batch=causal_tokens, causal=True)
+
+VARIANTS = [
+    *FAMILIES,
+    TIMM.having("timm, norms", of(norms=True), qk_norm=True),
+    TIMM.having("timm, no bias", of(biases="o"), qkv_bias=False),
+    replace(TORCH.having("torch encoder, tokens first", batch_first=False), batch=tokens_first),
+    CAUSAL_TORCH,
+    replace(BERT.having("HF RoBERTa"), make=classifier("roberta"), sites="roberta.encoder.layer.*.attention.self"),
+    replace(BERT.having("HF BERT decoder", {"causal": True}), make=decoder_bert, batch=models.text, causal=True),
+    GPT2.having("HF GPT-2, scaled by layer", {"scale": None}, scale_attn_by_inverse_layer_idx=True),
+    GPT2.having("HF GPT-2, not scaled", {"scale": 1.0}, scale_attn_weights=False),
+    LLAMA.having("HF Llama, biases", {"biases": "qkvo"}, attention_bias=True),
+    replace(LLAMA.having("HF Qwen2", {"biases": "qkv"}), make=language_model("qwen2")),
+    replace(LLAMA.having("HF Qwen3", {"norms": True}, head_dim=8), make=language_model("qwen3")),
+    replace(LLAMA.having("HF Mistral", {"window": 16}, sliding_window=16), make=language_model("mistral")),
+]
+
+
+REPRESENTATIVES = [
+    ("Performer", TIMM.having("timm, one layer", depth=1)),
+    ("LinearAttention hedgehog", BERT.having("HF BERT, one layer", num_hidden_layers=1)),
+    ("WindowedLinear", LLAMA.having("HF Llama, one layer", num_hidden_layers=1, use_cache=False)),
+]
+
+
+def real(batch: Batch) -> Tensor:
+    """Say which logits count: at padding models may write anything."""
+    return batch.labels != models.IGNORED
+
+
+ROWS: list[Operator] = [operator for operator in OPERATORS.values() if not isinstance(operator, LinearAttention | Linformer)]
+ROWS[1:1] = [LinearAttention()]
+ROWS[3:3] = [Linformer(), Linformer(tokens=64)]
+COLUMNS = [*FAMILIES[:2], CAUSAL_TORCH, *FAMILIES[2:]]
+
+
+def table() -> str:
+    """Try every operator on every family and return what happened as Markdown, with the errors' own words below."""
+    reasons: list[str] = []
+    names = [name_of(operator) for operator in ROWS]
+    head = ["operator", *(family.name for family in COLUMNS)]
+    lines = [head, ["---"] * len(head)]
+    for name, operator in zip(names, ROWS, strict=True):
+        lines.append([f"`{name}`", *(verdict(operator, family, reasons) for family in COLUMNS)])
+    notes = "".join(f"\n({number}) {reason}\n" for number, reason in enumerate(reasons, 1))
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + notes
+
+
+def name_of(operator: Operator) -> str:
+    return "Linformer(tokens=64)" if operator == Linformer(tokens=64) else type(operator).__name__
+
+
+def verdict(operator: Operator, family: Family, reasons: list[str]) -> str:
+    """Return yes, or no with the number of the reason, which joins the others."""
+    batch, model = family.batch(), family.build()
+    try:
+        handover = segue.replace_(model, family.plan(operator), total_steps=2, example=batch.kwargs or batch.args)
+        with handover.as_student():
+            assert batch.predict(model)[real(batch)].isfinite().all()
+    except SegueError as error:
+        reason = reason_of(error)
+        if reason not in reasons:
+            reasons.append(reason)
+        return f"no ({reasons.index(reason) + 1})"
+    return "yes"
+
+
+def reason_of(error: SegueError) -> str:
+    """Return what an error found, which may be the words of another that it reports."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    inner = next((i for i, line in enumerate(lines) if line.startswith("It raised StudentError")), 0)
+    return lines[inner + 1]
+
+
+def main() -> None:
+    """Write the table into the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    written = re.sub(f"{BEGIN}.*{END}", lambda _: BEGIN + table() + END, page, flags=re.DOTALL)
+    PAGE.write_text(written, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
