@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from segue.errors import PlanError, StudentError
 from segue.sites import Site
-from segue.students.geometry import Call, Geometry, Projection
+from segue.students.geometry import Call, Geometry, Projection, projection
 from segue.students.initialisation import CopyMatching, Initialisation, Original
-from segue.students.interfaces import Interface, interface_of, plain_settings
+from segue.students.interfaces import Interface, interface_of, plain_settings, teach
 from segue.students.mixing import Mixer, every_head, refuse_causal
 
 
@@ -55,6 +55,7 @@ class Attention(nn.Module):
         self.heads, self.head_size, self.causal = geometry.heads, geometry.head_size, geometry.causal
         self.layer_idx = geometry.layer
         self.interface = interface
+        self.facts = {name: getattr(geometry, name) for name in ("scale", "rotary", "dropout", "tokens", "window")}
         used = {name: getattr(geometry, name) for name in mixer.uses}
         self.query = _fresh(used.get("query"))
         self.key = _fresh(used.get("key"))
@@ -114,6 +115,54 @@ class Attention(nn.Module):
         cos, sin = (part.unsqueeze(1) for part in call.rotary)
         a, b = x.chunk(2, dim=-1)
         return x * cos + torch.cat([-b, a], dim=-1) * sin
+
+
+class AttentionAgain(Interface):
+    """Segue's own attention students, which can be replaced in their turn by an operator that asks for no more."""
+
+    name = "Segue's own attention"
+
+    def __init__(self, module: nn.Module) -> None:
+        assert isinstance(module, Attention)
+        self.inner = module.interface
+
+    def read(self, module: nn.Module) -> Geometry:
+        assert isinstance(module, Attention)
+        if module.query is None or module.key is None or module.value is None:
+            raise StudentError(
+                "an attention student was to be made in place of another.",
+                f"{type(module.mixer).__name__} has no queries and keys to read.",
+                "begin with the original model. Nothing was changed.",
+            )
+        return Geometry(
+            heads=module.heads,
+            head_size=module.head_size,
+            query=projection(module.query),
+            key=projection(module.key),
+            value=projection(module.value),
+            output=None if module.output is None else projection(module.output),
+            query_norm=module.query_norm,
+            key_norm=module.key_norm,
+            causal=module.causal,
+            layer=module.layer_idx,
+            **module.facts,
+        )
+
+    def receive(self, *args: Any, **kwargs: Any) -> Call:
+        return self.inner.receive(*args, **kwargs)
+
+    def answer(self, y: Tensor) -> Any:
+        return self.inner.answer(y)
+
+    def settings(self, module: nn.Module) -> dict[str, Any]:
+        return self.inner.settings(module)
+
+    def left_out(self, module: nn.Module) -> list[nn.Module]:
+        assert isinstance(module, Attention)
+        return [module.mixer]
+
+
+teach(Attention, AttentionAgain)
 
 
 def positive(name: str, value: int) -> int:

@@ -49,6 +49,10 @@ class Interface:
         """Return attributes that code around the module asks for, beside its plain numbers and switches."""
         return {}
 
+    def left_out(self, module: nn.Module) -> list[nn.Module]:
+        """Return parts of the module that a student does without; whatever else is not read is an error."""
+        return []
+
 
 _TAUGHT: dict[type[nn.Module], type[Interface]] = {}
 
@@ -307,6 +311,7 @@ def interface_of(module: nn.Module, site: Site) -> tuple[Interface, Geometry]:
     interface = kind(module)
     geometry = interface.read(module)
     parts = [p for part in _parts(geometry) for p in part]
+    parts += [p for part in interface.left_out(module) for p in part.parameters()]
     read, held = sum(p.numel() for p in parts), sum(p.numel() for p in module.parameters())
     if read != held:
         found = f"It looks like {kind.name}, but holds {held:,} numbers of which that interface reads {read:,}."
