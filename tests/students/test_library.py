@@ -152,6 +152,8 @@ def test_generation_with_a_cache_is_generation_without(case):
 def test_gpt2s_dropout_stays_and_others_find_what_they_read():
     student = Library("fla:GatedDeltaNet")(*attention(gpt2))
     assert student.output_dropout.p == 0.1
+    dropped = student.train()(torch.randn(2, 7, 32))[0] == 0
+    assert 0 < dropped.float().mean() < 0.5
     assert student.layer_idx == 1
     assert student.is_causal
 
