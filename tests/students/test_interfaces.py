@@ -241,6 +241,9 @@ CAUSAL_STUDENTS = {
 }
 
 
+STATIC = {"cache_implementation": "static"}
+
+
 def generated(model: nn.Module, prompt: Tensor, mask: Tensor, **settings: Any) -> Tensor:
     return model.generate(
         prompt, attention_mask=mask, max_new_tokens=8, min_new_tokens=8, do_sample=False, pad_token_id=0, **settings
@@ -259,6 +262,16 @@ def test_a_cache_changes_no_token(family: Family, student: str, layer: str) -> N
         with_cache, without = (generated(model, ids, mask, use_cache=cached) for cached in (True, False))
         assert torch.equal(with_cache, without)
         assert len(with_cache[:, 7:].unique()) > 3, "such a dull text proves nothing"
+
+
+@pytest.mark.parametrize("family", [GPT2, LLAMA], ids=lambda family: family.name)
+def test_a_cache_with_room_for_more_changes_no_token(family: Family) -> None:
+    model = family.build(tie_word_embeddings=False).eval()
+    segue.replace_(model, family.plan(SlidingWindow(window=3)), total_steps=2).finalize_(force=True)
+    ids = models.token_ids()
+    for mask in (torch.ones_like(ids), models.padding().flip(1)):
+        with_room, without = (generated(model, ids, mask, **cache) for cache in (STATIC, {"use_cache": False}))
+        assert torch.equal(with_room, without)
 
 
 @pytest.mark.parametrize("family", [GPT2, LLAMA], ids=lambda family: family.name)
