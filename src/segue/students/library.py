@@ -15,8 +15,8 @@ from torch import nn
 from segue.errors import MissingExtraError, PlanError, StudentError, nearest
 from segue.sites import Site
 from segue.students.attention import _check_mask
-from segue.students.geometry import Geometry
-from segue.students.interfaces import Interface, interface_of, plain_settings
+from segue.students.geometry import Geometry, Interface
+from segue.students.interfaces import interface_of, plain_settings
 
 
 class Package(NamedTuple):
@@ -128,11 +128,13 @@ class LibraryAttention(nn.Module):
         if call.mask is not None and not self.mask_understood and not torch.compiler.is_compiling():
             _check_mask(call.mask, call.keep, causal=True)
             self.mask_understood = True
-        x, tokens = call.x, call.x.shape[1]
+        x, tokens, keep = call.x, call.x.shape[1], call.keep
         if call.cache is not None:
             past = x[:, None]  # (batch, 1, tokens, width), as a cache keeps keys and values
             x = call.cache.update(past, past, self.layer_idx)[0][:, 0]
-        y = self.layer(x, attention_mask=None if call.keep is None else call.keep.long())
+            seen = int(call.cache.get_seq_length(self.layer_idx))  # a cache of fixed length has room after it
+            x, keep = x[:, :seen], None if keep is None else keep[:, :seen]
+        y = self.layer(x, attention_mask=None if keep is None else keep.long())
         y = (y[0] if isinstance(y, tuple) else y)[:, -tokens:]
         return self.interface.answer(self.output_dropout(y))
 
