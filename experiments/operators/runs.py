@@ -55,7 +55,7 @@ def runs(
     model: str | None = None,
     train: str = "data/sst2_train.tsv",
     test: str = "data/sst2_dev.tsv",
-    seeds: int = 2,
+    seeds: int = 3,
     lr: float = 2e-3,
     methods: tuple[str, ...] | None = None,
 ) -> list[Run]:
@@ -77,6 +77,7 @@ def runs(
 def _vit(folder: str | None, lr: float) -> tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]:
     if folder is None:
         scale, tokens = scales.demo(steps=200), 16
+        scale = replace(scale, recipe=replace(scale.recipe, lr=lr))
     else:
         scale, tokens = scales.small(folder, steps=200, lr=lr), 49
         task = replace(scale.task, model=SmallViT(patch=4, width=48, depth=4))
