@@ -93,6 +93,19 @@ def test_an_operator_trains_takes_over_and_is_rebuilt(operator: str, family: Fam
     assert torch.equal(batch.predict(fresh), batch.predict(model))
 
 
+def test_directions_that_were_drawn_anew_are_saved(tmp_path: Path) -> None:
+    """The first ones would come back without being saved: they follow from the plan's seed."""
+    model, batch = TIMM.build(), TIMM.batch()
+    handover = segue.replace_(model, TIMM.plan(OPERATORS["Performer"]), total_steps=STEPS)
+    before = handover.seams["blocks.0.attn"].student.mixer.directions.clone()
+    handover.finalize_(force=True)
+    for block in model.blocks:
+        block.attn.mixer.redraw_(5)
+    assert not torch.equal(model.blocks[0].attn.mixer.directions, before)
+    segue.save(model, tmp_path)
+    assert torch.equal(batch.predict(segue.load_(TIMM.build(seed=1), tmp_path)), batch.predict(model))
+
+
 FRESH_PROCESS = """
 import sys, torch
 sys.path[:0] = {paths!r}
