@@ -19,7 +19,16 @@ from torch.nn import functional as F
 import segue
 from segue.errors import StudentError
 from segue.sites import Site, select
-from segue.students import CopyMatching, LinearAttention, Performer, SlidingWindow, Softmax, WindowedLinear, interfaces
+from segue.students import (
+    CopyMatching,
+    LinearAttention,
+    Performer,
+    SlidingWindow,
+    Softmax,
+    WindowedLinear,
+    families,
+    interfaces,
+)
 from segue.students.interfaces import interface_of
 from segue.surgery import plain_attention
 
@@ -485,7 +494,7 @@ def test_what_is_taught_last_wins() -> None:
 
 
 def test_a_taught_kind_wins_over_what_segue_knows() -> None:
-    class Mine(interfaces.TimmAttention):
+    class Mine(families.TimmAttention):
         def read(self, module: nn.Module) -> segue.students.Geometry:
             return replace(super().read(module), causal=True)
 

@@ -11,9 +11,9 @@ from torch import nn
 from segue.sites import Site
 from segue.students.activations import ActivationSwap
 from segue.students.adapters import Adapter
-from segue.students.geometry import Call, Geometry, Projection, projection, thirds
+from segue.students.geometry import Call, Geometry, Interface, Projection, projection, thirds
 from segue.students.initialisation import CopyMatching, Kaiming, Net2Net, TruncatedSvd
-from segue.students.interfaces import Interface, teach
+from segue.students.interfaces import teach
 from segue.students.least_squares import LeastSquares
 from segue.students.library import Library
 from segue.students.low_rank import LowRankMlp

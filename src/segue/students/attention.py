@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from segue.errors import PlanError, StudentError
 from segue.sites import Site
-from segue.students.geometry import Call, Geometry, Projection, projection
+from segue.students.geometry import Call, Geometry, Interface, Projection, projection
 from segue.students.initialisation import CopyMatching, Initialisation, Original
-from segue.students.interfaces import Interface, interface_of, plain_settings, teach
+from segue.students.interfaces import interface_of, plain_settings, teach
+from segue.students.masks import Understanding
 from segue.students.mixing import Mixer, every_head, refuse_causal
 
 
@@ -65,7 +66,7 @@ class Attention(nn.Module):
         self.mixer = mixer
         self.output = _fresh(geometry.output)
         self.output_dropout = nn.Dropout(geometry.dropout)
-        self.mask_understood = False
+        self.understand = Understanding()
         self.requires_grad_(True)
 
     def originals(self, geometry: Geometry) -> Iterator[tuple[str, Original]]:
@@ -83,9 +84,7 @@ class Attention(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         call = self.interface.receive(*args, **kwargs)
         causal = self.causal if call.causal is None else call.causal
-        if call.mask is not None and not self.mask_understood and not torch.compiler.is_compiling():
-            _check_mask(call.mask, call.keep, causal)
-            self.mask_understood = True
+        keep, mask = call.keep, call.mask
         v = self._heads(self.value, call.x)  # (batch, heads, tokens, head size)
         q = (
             every_head(v, self.heads)
@@ -95,9 +94,14 @@ class Attention(nn.Module):
         k = v if self.key is None else self._rotated(self._heads(self.key, call.x, self.key_norm), call)
         tokens = q.shape[2]
         if call.cache is not None:
-            k, v = call.cache.update(k, v, self.layer_idx)
+            cache = getattr(call.cache, "self_attention_cache", call.cache)  # of an encoder and a decoder
+            k, v = cache.update(k, v, self.layer_idx)
+            filled = min(k.shape[2], int(cache.get_seq_length(self.layer_idx)))  # a static cache has room for more
+            k, v = k[:, :, :filled], v[:, :, :filled]
+            keep, mask = (None if x is None else x[..., :filled] for x in (keep, mask))
             q = F.pad(q, (0, 0, k.shape[2] - tokens, 0))  # the past asks nothing; its keys and values are remembered
-        y = self.mixer(q, k, v, call.keep, causal)[:, :, -tokens:]
+        self.understand(mask, keep, causal)
+        y = self.mixer(q, k, v, keep, causal)[:, :, -tokens:]
         y = y.transpose(1, 2).flatten(2)  # (batch, tokens, heads * head size)
         if self.output is not None:
             y = self.output_dropout(self.output(y))
@@ -177,20 +181,3 @@ def _fresh(original: Projection | None) -> nn.Linear | None:
         return None
     weight, bias = original
     return nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device=weight.device, dtype=weight.dtype)
-
-
-def _check_mask(mask: Tensor, keep: Tensor | None, causal: bool) -> None:
-    """Refuse a mask that says more than padding and causality: an operator could not honour it."""
-    queries, keys = mask.shape[-2:]
-    expected = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=mask.device)
-    if causal:
-        expected = expected.tril(keys - queries)
-    if keep is not None:
-        expected = expected & keep[:, None, None, :]
-    if not torch.equal(mask & expected, mask) or not torch.equal((mask | ~expected), torch.ones_like(mask | expected)):
-        raise StudentError(
-            "an attention student was called with a mask.",
-            "It hides more than padding and the future (packed sequences, a window, or pairs of tokens), "
-            "which this operator cannot honour.",
-            "leave such masks out, or keep softmax attention at these sites.",
-        )

@@ -1,4 +1,4 @@
-"""What an attention module is made of, and what one call of it brings: the two things that interfaces tell students."""
+"""What an attention module is made of, what one call of it brings, and the interface that tells students both."""
 
 from __future__ import annotations
 
@@ -79,4 +79,41 @@ class Call:
     causal: bool | None = None  # None: as the geometry says
     rotary: tuple[Tensor, Tensor] | None = None  # cos and sin, (batch, tokens, head size)
     cache: Any = None  # a Hugging Face cache
-    mask: Tensor | None = None  # (batch, 1, tokens, tokens) as given, True where seen, to compare with what was understood
+    mask: Tensor | None = None  # (batch, 1, tokens, tokens) as given: True where seen, or added to the logits
+
+
+class Interface:
+    """Read one family of attention modules, receive its calls and give its answers.
+
+    One is made for every student, from its teacher; keep plain settings of the teacher that the calls depend on.
+    """
+
+    name = "an attention module"
+
+    def __init__(self, module: nn.Module) -> None:
+        pass
+
+    @classmethod
+    def knows(cls, module: nn.Module) -> bool:  # noqa: ARG003
+        """Tell whether a module belongs to the family; kinds given to `teach` are not asked."""
+        return False
+
+    def read(self, module: nn.Module) -> Geometry:
+        """Say what the module is made of."""
+        raise NotImplementedError
+
+    def receive(self, *args: Any, **kwargs: Any) -> Call:
+        """Understand one call; give it the signature of the module's own forward."""
+        raise NotImplementedError
+
+    def answer(self, y: Tensor) -> Any:
+        """Return the output as the module does."""
+        return y
+
+    def settings(self, module: nn.Module) -> dict[str, Any]:
+        """Return attributes that code around the module asks for, beside its plain numbers and switches."""
+        return {}
+
+    def left_out(self, module: nn.Module) -> list[nn.Module]:
+        """Return parts of the module that a student does without; whatever else is not read is an error."""
+        return []

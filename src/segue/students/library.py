@@ -14,9 +14,9 @@ from torch import nn
 
 from segue.errors import MissingExtraError, PlanError, StudentError, nearest
 from segue.sites import Site
-from segue.students.attention import _check_mask
 from segue.students.geometry import Geometry, Interface
 from segue.students.interfaces import interface_of, plain_settings
+from segue.students.masks import Understanding
 
 
 class Package(NamedTuple):
@@ -121,13 +121,11 @@ class LibraryAttention(nn.Module):
         self.interface = interface
         self.layer_idx = geometry.layer
         self.output_dropout = nn.Dropout(geometry.dropout)
-        self.mask_understood = False
+        self.understand = Understanding()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         call = self.interface.receive(*args, **kwargs)
-        if call.mask is not None and not self.mask_understood and not torch.compiler.is_compiling():
-            _check_mask(call.mask, call.keep, causal=True)
-            self.mask_understood = True
+        self.understand(call.mask, call.keep, causal=True)
         x, tokens, keep = call.x, call.x.shape[1], call.keep
         if call.cache is not None:
             past = x[:, None]  # (batch, 1, tokens, width), as a cache keeps keys and values

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from segue.errors import StudentError
 from segue.sites import Site
+from segue.students.families import NotFused
 from segue.students.initialisation import CopyMatching, Initialisation, Original
-from segue.students.interfaces import NotFused
 
 
 @dataclass(frozen=True, kw_only=True)

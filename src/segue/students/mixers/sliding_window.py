@@ -54,9 +54,6 @@ class SlidingWindowMixer(Mixer):
             return join(softmax_where(scores, seen) @ values, tokens)
         everywhere = split(q, size) @ k[:, :, None, :first].transpose(-1, -2)
         theirs = keep[:, None, None, None, :first].expand(-1, -1, *everywhere.shape[2:])
-        if causal:
-            behind = split((position[:, None] >= position[:first])[None, None], size)
-            theirs = theirs & behind
         weights = softmax_where(torch.cat([scores, everywhere], -1), torch.cat([seen.expand_as(scores[:, :1]), theirs], -1))
         local, theirs = weights[..., :-first], weights[..., -first:]
         return join(local @ values + theirs @ v[:, :, None, :first], tokens)
