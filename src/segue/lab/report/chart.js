@@ -92,6 +92,7 @@ const Chart = (() => {
     seconds: { name: "Time", label: "training time", room: 48, read: duration, unit: timeUnit },
     flops: { name: "FLOPs", label: "work", room: 48, read: flops, unit: workUnit },
     progress: { name: "Share", label: "share of the training", room: 52, read: (v) => `${percent(v, 0)} of the training`, unit: () => [0.01, "%"] },
+    tokens: { name: "Tokens", label: "tokens", room: 52, read: (v) => `${Math.round(2 ** v)} tokens`, whole: true, own: true, tick: (v) => String(2 ** v) },  // by their power of two
     site: { name: "Site", label: "site, in the order of depth", room: 26, read: (v) => `site ${v}`, whole: true },
   };
 
@@ -125,9 +126,9 @@ const Chart = (() => {
     const xs = panel.series.flatMap((one) => one.points.map((point) => point[0]));
     const means = panel.series.flatMap((one) => one.points.map((point) => point[1]));
     const known = [...(panel.beside || means), ...(panel.reference === null ? [] : [panel.reference])];  // beside: panels read side by side share their scale
-    const x0 = Math.min(0, ...xs), x1 = Math.max(...xs);
+    const x0 = AXES[panel.axis].own ? Math.min(...xs) : Math.min(0, ...xs), x1 = Math.max(...xs);
     const positive = [...means, ...(panel.reference === null ? [] : [panel.reference])].filter((value) => value > 0);
-    const log = panel.log && positive.length > 0 && Math.max(...positive) > 30 * Math.min(...positive);
+    const log = panel.log && positive.length > 0 && (panel.log === "always" || Math.max(...positive) > 30 * Math.min(...positive));
     let low, high;
     if (log) {
       low = Math.min(...positive) / 1.5; high = Math.max(...positive) * 1.5;
@@ -140,7 +141,8 @@ const Chart = (() => {
       high += 0.05 * (high - low);
       if (panel.low === null) low -= 0.04 * (high - low);
     }
-    const inner = { left: MARGIN.left, right: width - MARGIN.right, top: panel.reference === null ? MARGIN.top : MARGIN.top + 10, bottom: height - MARGIN.bottom };
+    const aside = namedAtEnds(panel, width) ? 24 + 7 * Math.max(...panel.series.map((one) => cut(one.name).length)) : MARGIN.right;
+    const inner = { left: MARGIN.left, right: width - aside, top: panel.reference === null ? MARGIN.top : MARGIN.top + 10, bottom: height - MARGIN.bottom };
     const place = log ? (v) => Math.log10(Math.max(v, low)) : (v) => v;
     const share = (v) => (place(v) - place(low)) / (place(high) - place(low));
     return {
@@ -170,7 +172,7 @@ const Chart = (() => {
       if (x < at.inner.left - 1 || x > at.inner.right + 1) continue;
       node.append(svg("line", { class: "axis", x1: x, x2: x, y1: at.inner.bottom, y2: at.inner.bottom + 4 }));
       const text = svg("text", { x, y: at.inner.bottom + 17, "text-anchor": "middle" });
-      text.textContent = trimmed(value, 3);
+      text.textContent = axis.tick ? axis.tick(value) : trimmed(value, 3);
       node.append(text);
     }
     const label = svg("text", { x: (at.inner.left + at.inner.right) / 2, y: height - 6, "text-anchor": "middle" });
@@ -178,7 +180,30 @@ const Chart = (() => {
     node.append(label);
   }
 
-  // A panel is {title, axis, percent, log, low, reference, referenceName, read, series: [{name, look, colour, faint, points: [x, mean, half]}]}.
+  const cut = (text) => (text.length > 20 ? `${text.slice(0, 19)}…` : text);
+  const namedAtEnds = (panel, width) => panel.named && width > 520;
+
+  // Write the name of each line where it ends, moved up where two would meet.
+  function nameEnds(plot, panel, at) {
+    const ends = panel.series.map((one) => ({ one, end: one.points[one.points.length - 1] }));
+    if (panel.reference !== null) ends.push({ one: { name: panel.referenceName || "teacher", colour: "var(--ink)" }, end: [at.x1, panel.reference] });
+    ends.sort((a, b) => a.end[1] - b.end[1]);
+    let below = Infinity;
+    for (const entry of ends) { entry.y = Math.min(at.y(entry.end[1]), below - 15); below = entry.y; }
+    let above = -Infinity;
+    for (const entry of [...ends].reverse()) { entry.y = Math.max(entry.y, above + 15, at.inner.top); above = entry.y; }
+    for (const { one, end, y } of ends) {
+      const x = at.inner.right + 12;
+      const lead = svg("line", { class: "end", x1: at.x(end[0]), y1: at.y(end[1]), x2: x - 2, y2: y });
+      lead.style.stroke = one.colour;
+      const text = svg("text", { class: "end-name", x: x + 2, y: y + 4 });
+      text.style.fill = one.colour;
+      text.textContent = cut(one.name);
+      plot.append(lead, text);
+    }
+  }
+
+  // A panel is {title, axis, percent, log, low, reference, referenceName, named, read, series: [{name, look, colour, faint, points: [x, mean, half]}]}.
   function draw(panel, clip) {
     const box = element("div", { class: "panel" });
     if (panel.title) box.append(element("h3", {}, panel.title));
@@ -227,7 +252,7 @@ const Chart = (() => {
       plot.append(svg("line", { class: "teacher", x1: at.inner.left, x2: at.inner.right, y1: y, y2: y }));
       const name = svg("text", { class: "teacher-name", x: at.inner.right, y: y - 4, "text-anchor": "end" });
       name.textContent = panel.referenceName || "teacher";
-      plot.append(name);
+      if (!panel.named) plot.append(name);
     }
     panel.series.forEach((one, index) => {
       const shown = at.log ? one.points.filter((point) => point[1] > 0) : one.points;
@@ -237,6 +262,7 @@ const Chart = (() => {
         if (shown.length < 2 || i % every === (index * Math.max(1, Math.floor(every / 4))) % every) inside.append(marker(one.look.marker, at.x(point[0]), at.y(point[1]), 3, one.colour));
       });
     });
+    if (namedAtEnds(panel, width)) nameEnds(plot, panel, at);
     return at;
   }
 

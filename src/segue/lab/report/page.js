@@ -227,6 +227,34 @@
       })))));
   }
 
+  function operatorsSection() {
+    const found = data.operators;
+    at("operators-card").hidden = found === null;
+    if (found === null) return;
+    list("operators-findings", found.findings);
+    const part = (title, hint, ...rest) => element("div", { class: "part" }, element("h3", {}, title), element("p", { class: "hint" }, unbroken(hint)), ...rest);
+    const grid = (name, kind, headings, rows) => element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, element("table", { class: kind },
+      element("thead", {}, element("tr", {}, ...headings.map((one) => element("th", { scope: "col", class: one === "Student" ? "text" : null }, one)))), element("tbody", {}, ...rows)));
+    const first = (name) => element("th", { scope: "row", title: name }, element("span", { class: "line" }, element("span", {}, name)));
+    const plain = ([headings, rows], name) => grid(name, "", headings, rows.map(([operator, student, ...cells]) => element("tr", {}, first(operator),
+      element("td", { class: "text" }, element("code", {}, student)), ...cells.map((text) => element("td", {}, text)))));
+    const matrix = (one) => part(one.title, one.hint, grid(one.title, "heat", ["Operator", ...one.methods.map((id) => methodOf[id].label)], one.rows.map((row) => element("tr", {}, first(row.name), ...row.cells.map((cell) => {
+      const node = element("td", { class: cell ? null : "gone" }, cell ? unbroken(cell.text) : "–", cell && cell.mark ? mark(cell.mark) : null);
+      if (cell) node.style.setProperty("--shade", cell.shade);
+      return node;
+    })))));
+    at("operators").replaceChildren(...found.matrices.map(matrix), part("Parameters and operations", found.counted, plain(found.costs, "Parameters and operations")),
+      part("Inference speed-up over the teacher", found.speed_hint, ...(found.speed ? speedFigure(found.speed, plain) : [])));
+  }
+
+  function speedFigure(speed, table) {
+    const series = speed.series.map((one) => ({ name: one.name, look: one, colour: colour(one), points: one.points.map(([tokens, times]) => [Math.log2(tokens), times, null]) }));
+    const panel = { axis: "tokens", name: "Times faster than the teacher", percent: false, log: "always", low: null, reference: 1, named: true, read: (value) => `${trimmed(value, 2)} ×`, series };
+    const box = element("div", { class: "panels", id: "figure-speed" }, draw(panel, `clip-${(clips += 1)}`));
+    const legend = element("div", { class: "legend" }, ...series.map((one) => element("span", {}, swatch(one.look, one.colour), one.name)), element("span", {}, "dashed: the teacher"));
+    return [box, legend, element("details", {}, element("summary", {}, "Data as a table"), table(speed.table, "Times faster than the teacher"))];
+  }
+
   function controls() {
     const select = at("group");
     select.replaceChildren(...data.groups.map((one, i) => element("option", { value: i }, one.name)));
@@ -301,7 +329,7 @@
   function theme() {
     const node = at("theme");
     const paint = () => { node.setAttribute("aria-pressed", String(themed() === "dark")); };
-    const repaint = () => { paint(); winsTable(); refresh(); };
+    const repaint = () => { paint(); winsTable(); operatorsSection(); refresh(); };
     node.addEventListener("click", () => {
       document.documentElement.dataset.theme = themed() === "dark" ? "light" : "dark";
       try { localStorage.setItem("segue-theme", document.documentElement.dataset.theme); } catch { /* a private window keeps nothing */ }
@@ -315,6 +343,7 @@
   theme();
   list("overview", data.findings);
   winsTable();
+  operatorsSection();
   controls();
   at("figures").replaceChildren(...cards.filter((_, i) => !FIGURES[i].costs));
   at("cost-figures").replaceChildren(...cards.filter((_, i) => FIGURES[i].costs));

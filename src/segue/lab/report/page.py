@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from segue.lab.report import figures
+from segue.lab.report import figures, operator_figures, operator_words, operators, speed
 from segue.lab.report.page_data import page_data
 from segue.lab.report.summary import csv, markdown, summarize
 from segue.lab.results import read_all
@@ -25,10 +25,16 @@ def build(folder: Path, *, title: str | None = None) -> Path:
     results = read_all(folder)
     summary = summarize(results)
     title = title or " and ".join(summary.experiments)
+    compared = operators.section(summary)
+    times = None if compared is None else speed.read(folder)
     drawn = figures.draw(summary, folder / "figures")
-    _write(folder / "table.md", markdown(summary))
+    text = markdown(summary)
+    if compared is not None:
+        drawn += operator_figures.draw(compared, times, folder / "figures")
+        text += operator_words.markdown(compared, times)
+    _write(folder / "table.md", text)
     _write(folder / "table.csv", csv(summary))
-    data = page_data(summary, results, title)
+    data = page_data(summary, results, title, times)
     data["files"] = ["table.csv", "table.md", *(f"figures/{path.name}" for path in drawn)]
     return _write(folder / "report.html", page(data))
 

@@ -6,18 +6,20 @@ import math
 from typing import Any
 
 from segue.amounts import duration, flops, memory, significant
-from segue.lab.report import findings, paper_words, tables
+from segue.lab.report import findings, operator_words, operators, paper_words, tables
 from segue.lab.report.curves import BY_SITE, WHOLE, Curve
 from segue.lab.report.intervals import Estimate
 from segue.lab.report.palette import looks
+from segue.lab.report.speed import Speed
 from segue.lab.report.summary import Group, Method, Summary
 from segue.lab.report.table_one import BY_DEPTH
 from segue.lab.report.wording import counted, listed
 from segue.lab.results import Result
 
 
-def page_data(summary: Summary, results: list[Result], title: str) -> dict[str, Any]:
+def page_data(summary: Summary, results: list[Result], title: str, speed: Speed | None = None) -> dict[str, Any]:
     """Gather everything the page shows; all of it is plain, finite JSON."""
+    compared = operators.section(summary)
     look_of = looks(name for name, _ in summary.methods)
     return {
         "title": title,
@@ -28,6 +30,7 @@ def page_data(summary: Summary, results: list[Result], title: str) -> dict[str, 
         "notes": summary.notes,
         "methods": [{"id": name, "label": label, **vars(look_of[name])} for name, label in summary.methods],
         "groups": [_group(group, summary) for group in summary.groups],
+        "operators": None if compared is None else operator_words.page_section(compared, speed),
         "compared": tables.COMPARED,
         "reading": paper_words.READING,
         "comparisons": summary.comparisons,

@@ -108,13 +108,13 @@ MARKS = {"best": "best", "like the best": "≈ best", "worse": "", "unknown": ""
 
 def markdown(summary: Summary) -> str:
     """Write every group's tables as Markdown."""
-    parts = ["# Results", "", *_bullets(findings.overview(summary)), *_bullets(summary.notes)]
+    parts = ["# Results", "", *bullets(findings.overview(summary)), *bullets(summary.notes)]
     if len(summary.groups) > 1:
         parts += ["", "## Where each method wins and loses", "", *_wins(summary)]
     for group in summary.groups:
-        parts += ["", f"## {_escaped(group.name)}", "", *_bullets(group.findings), *_bullets(group.notes), ""]
+        parts += ["", f"## {escaped(group.name)}", "", *bullets(group.findings), *bullets(group.notes), ""]
         shown = columns(group, summary.scale)
-        parts += _rows(
+        parts += as_table(
             ["Method", *(column.heading for column in shown)],
             [[method.label, *(column.cell(method).text for column in shown)] for method in group.methods],
         )
@@ -123,7 +123,7 @@ def markdown(summary: Summary) -> str:
             if rows:
                 name = findings.measure_name(measure, group.score)
                 parts += ["", f"Paired differences, {name}:", ""]
-                parts += _rows(COMPARED, [[cell.text for cell in row] for row in rows])
+                parts += as_table(COMPARED, [[cell.text for cell in row] for row in rows])
         parts += _table_one(group)
     return "\n".join([*parts, "", _legend(summary), ""])
 
@@ -147,12 +147,12 @@ def _table_one(group: Group) -> list[str]:
         [method.label, *(text or NOTHING for aspect in aspects for text in paper_words.beside(method, aspect))]
         for method in group.methods
     ]
-    parts = ["", "### What it costs, what it varies", "", *_bullets(paper_words.sentences(group)), ""]
-    parts += [*_rows(["Method", *headings], words), ""]
+    parts = ["", "### What it costs, what it varies", "", *bullets(paper_words.sentences(group)), ""]
+    parts += [*as_table(["Method", *headings], words), ""]
     if numbers:
         rows = [[method.label, *(column.cell(method).text for column in numbers)] for method in group.methods]
-        parts += [*_rows(["Method", *(column.heading for column in numbers)], rows), ""]
-    return [*parts, _escaped(paper_words.READING)]
+        parts += [*as_table(["Method", *(column.heading for column in numbers)], rows), ""]
+    return [*parts, escaped(paper_words.READING)]
 
 
 def _numbers(group: Group, method: Method) -> dict[str, object]:
@@ -173,6 +173,8 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
     ):
         row |= _estimated(name, found)
     row |= _table_one_numbers(method.table_one)
+    row |= _estimated("recovered", method.recovery.estimate("recovered"))
+    row |= _estimated("last_cosine", method.recovery.estimate("cosine"))
     for measure in findings.MEASURE_NAMES:
         found_one = next((c for c in group.comparisons if c.measure == measure and c.method == method.method), None)
         difference = found_one and found_one.difference
@@ -251,7 +253,7 @@ def _wins(summary: Summary) -> list[str]:
             text = _scored(method.final, summary.scale).text if method else NOTHING
             cells.append(f"{text} ({mark})" if mark else text)
         rows.append([label, *cells])
-    return _rows(["Method", *(group.name for group in summary.groups)], rows)
+    return as_table(["Method", *(group.name for group in summary.groups)], rows)
 
 
 def _legend(summary: Summary) -> str:
@@ -262,15 +264,18 @@ def _legend(summary: Summary) -> str:
     )
 
 
-def _rows(headings: list[str], rows: list[list[str]]) -> list[str]:
+def as_table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    """Write a Markdown table, whatever stands in its cells."""
     written = [headings, ["---"] * len(headings), *rows]
-    return [f"| {' | '.join(cell if cell == '---' else _escaped(cell) for cell in row)} |" for row in written]
+    return [f"| {' | '.join(cell if cell == '---' else escaped(cell) for cell in row)} |" for row in written]
 
 
-def _bullets(lines: list[str]) -> list[str]:
-    return [f"- {_escaped(line)}" for line in lines]
+def bullets(lines: list[str]) -> list[str]:
+    """Write a Markdown list."""
+    return [f"- {escaped(line)}" for line in lines]
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Write text that Markdown cannot mistake for markup."""
     text = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
     return text.replace("&", "&amp;").replace("<", "&lt;")
