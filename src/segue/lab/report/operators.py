@@ -144,10 +144,10 @@ def described(student: Mapping[str, Any], leave_out: Sequence[str] = ()) -> str:
 def across(a: Operator, b: Operator, kind: Kind) -> Difference | None:
     """Compare two operators by seed, each under its best method."""
     first, second = a.ranked(kind), b.ranked(kind)
-    return tested(a.by_seed[kind][first[0]], b.by_seed[kind][second[0]]) if first and second else None
+    return compared_by_seed(a.by_seed[kind][first[0]], b.by_seed[kind][second[0]]) if first and second else None
 
 
-def tested(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> Difference | None:
+def compared_by_seed(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> Difference | None:
     """Compare by seed; differences that are all alike leave no spread to test by, and two of them are alike by chance often."""
     found = paired_difference([(a[seed], b[seed]) for seed in a if seed in b])
     return replace(found, p=None) if found is not None and (found.half or 0.0) < ALIKE else found
@@ -182,7 +182,7 @@ def _lead(operator: Operator, kind: Kind) -> Lead | None:
     ranked = operator.ranked(kind)
     if len(ranked) < 2:
         return None
-    difference = tested(operator.by_seed[kind][ranked[0]], operator.by_seed[kind][ranked[1]])
+    difference = compared_by_seed(operator.by_seed[kind][ranked[0]], operator.by_seed[kind][ranked[1]])
     return None if difference is None else Lead(best=ranked[0], next=ranked[1], difference=difference)
 
 
