@@ -1,7 +1,7 @@
 """How fast one attention module answers beside each operator in its place, by the number of tokens.
 
 Command:  python experiments/operators/speed.py --out runs/operators
-Runtime:  about two minutes on an idle machine; seven with ten other jobs on two cores.
+Runtime:  two minutes where a core is free, by reckoning; less than ten, measured, on two cores at a load of ten.
 Expected: measured on one core of an AMD EPYC under that load, by the processor's clock: at 8192 tokens Fourier is 17 times as
           fast as its teacher, Linformer 12, linear attention and Nystrom 10, Performer 9, the sliding window 4.3, windowed
           linear 1.9; at 64 tokens only Fourier is faster at all.
