@@ -125,13 +125,14 @@ class LibraryAttention(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         call = self.interface.receive(*args, **kwargs)
-        self.understand(call.mask, call.keep, causal=True)
-        x, tokens, keep = call.x, call.x.shape[1], call.keep
+        x, tokens, keep, mask = call.x, call.x.shape[1], call.keep, call.mask
         if call.cache is not None:
             past = x[:, None]  # (batch, 1, tokens, width), as a cache keeps keys and values
             x = call.cache.update(past, past, self.layer_idx)[0][:, 0]
             seen = int(call.cache.get_seq_length(self.layer_idx))  # a cache of fixed length has room after it
-            x, keep = x[:, :seen], None if keep is None else keep[:, :seen]
+            x = x[:, :seen]
+            keep, mask = (None if part is None else part[..., :seen] for part in (keep, mask))
+        self.understand(mask, keep, causal=True)
         y = self.layer(x, attention_mask=None if keep is None else keep.long())
         y = (y[0] if isinstance(y, tuple) else y)[:, -tokens:]
         return self.interface.answer(self.output_dropout(y))

@@ -24,7 +24,7 @@ class Mixer(nn.Module):
         if causal and not self.can_be_causal:
             raise refuse_causal(type(self).__name__.removesuffix("Mixer"))
         given = v.dtype
-        with torch.autocast(v.device.type, enabled=False):
+        with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
             if given in (torch.float16, torch.bfloat16):
                 q, k, v = q.float(), k.float(), v.float()
             if keep is not None:
