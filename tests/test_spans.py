@@ -102,7 +102,7 @@ def test_k_layers_become_one(case, settings, tmp_path):
 FRESH = """
 import sys, torch
 sys.path[:0] = {path!r}
-import test_spans, segue
+import conftest, test_spans, segue  # conftest declares torchvision's operators
 from models import build
 make, batch, *_ = test_spans.CASES[{case!r}]
 model = segue.load_(build(make, seed=3), {folder!r})
@@ -121,10 +121,7 @@ def test_a_fresh_process_loads_the_shorter_model(case, tmp_path):
     here = Path(__file__).parent
     out = tmp_path / "out.pt"
     code = FRESH.format(path=[str(here)], case=case, folder=str(tmp_path / "model"), out=str(out))
-    conftest = "import conftest\n"  # declares torchvision's operators
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"import sys; sys.path[:0] = {[str(here)]!r}\n{conftest}{code}"], check=True
-    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
     assert torch.equal(torch.load(out, weights_only=True), batch().predict(model))
 
 
@@ -164,7 +161,7 @@ def test_a_part_of_the_layers_and_a_second_replacement_reload(tmp_path):
     model = build(llama)
     span = segue.Span("layers", every=2, first=1, last=2)
     handover = segue.replace_(model, segue.Plan(sites=span, student=OneLayer()), total_steps=1)
-    assert [name for name, _ in handover.named_parameters()][0].startswith("model.layers.1.")
+    assert next(name for name, _ in handover.named_parameters()).startswith("model.layers.1.")
     handover.step()
     handover.finalize_()
     assert [layer.self_attn.layer_idx for layer in model.model.layers] == [0, 1, 2]
