@@ -56,8 +56,12 @@ def softmax_where(scores: Tensor, seen: Tensor | None) -> Tensor:
     """Softmax over what is seen; a row that sees nothing gets zeros."""
     if seen is None:
         return scores.softmax(-1)
-    hidden = ~seen
-    return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
+    return (scores + hiding(seen, scores.dtype)).softmax(-1) * seen.any(-1, keepdim=True)
+
+
+def hiding(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what is added to scores: 0 where seen, elsewhere the lowest number. Adding is many times faster than filling."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
 
 
 def divided(sums: Tensor, least: float = EPSILON) -> Tensor:

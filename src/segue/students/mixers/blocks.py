@@ -82,16 +82,16 @@ def causal_sums_in_logs(q: Tensor, k: Tensor, v: Tensor, logs: Tensor) -> Tensor
     largest = logs.cummax(2).values.clamp_min(lowest)  # of all keys so far
     logs, largest = split(logs, size), split(largest, size)
     q, k, v = split(q, size), split(k, size), split(v, size)
-    weights = (logs.transpose(-1, -2) - largest).tril().exp()  # above the diagonal 1, and cut off below
-    result = ((q @ k.transpose(-1, -2)) * weights).tril() @ v
+    weights = (logs.transpose(-1, -2) - largest).tril_().exp_().tril_()  # the first cut keeps the exponential finite
+    result = ((q @ k.transpose(-1, -2)) * weights) @ v
     if tokens <= size:
         return join(result, tokens)
     at_end = largest[..., -1:, :]  # (batch, heads, blocks, 1, 1)
-    states = (k * (logs - at_end).exp()).transpose(-1, -2) @ v
-    carried, state = [torch.zeros_like(states[:, :, 0])], torch.zeros_like(states[:, :, 0])
-    for i in range(states.shape[2] - 1):
-        fading = (at_end[:, :, i - 1] - at_end[:, :, i]).exp() if i else 0.0
-        state = state * fading + states[:, :, i]
-        carried.append(state)
+    states = k.transpose(-1, -2) @ (v * (logs - at_end).exp())
+    first, *others, _ = states.unbind(2)  # states[:, :, i] would fill all blocks with zeros in each of its backwards
+    fading = (at_end[:, :, :-2] - at_end[:, :, 1:-1]).exp().unbind(2)
+    carried = [torch.zeros_like(first), first]
+    for state, fades in zip(others, fading, strict=True):
+        carried.append(torch.addcmul(state, carried[-1], fades))
     before = F.pad(at_end, (0, 0, 0, 0, 1, 0), value=lowest)[:, :, :-1]
-    return join(result + (q * (before - largest).exp()) @ torch.stack(carried, 2), tokens)
+    return join(result + (q @ torch.stack(carried, 2)) * (before - largest).exp(), tokens)

@@ -40,11 +40,11 @@ class PerformerMixer(Mixer):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
         directions = self.directions.to(q.dtype).T * self.root_scale
         q = q @ directions  # logarithms of features; what does not depend on the feature divides out
-        q = (q - q.detach().amax(-1, keepdim=True)).exp()
+        q = q.sub_(q.detach().amax(-1, keepdim=True)).exp_()
         squares = (k * self.root_scale).square().sum(-1, keepdim=True)
-        k = k @ directions - squares / 2
+        k = (k @ directions).sub_(squares / 2)
         logs = k.detach().amax(-1, keepdim=True)  # (batch, heads, tokens, 1): how large each key's features are
-        k = (k - logs).exp()
+        k = k.sub_(logs).exp_()
         if keep is not None:
             logs = logs.masked_fill(~keep[:, None, :, None], -torch.inf)
         heads, v = q.shape[1], with_ones(v)
@@ -52,7 +52,7 @@ class PerformerMixer(Mixer):
             parts = (every_head(x, heads) for x in (k, v, logs))
             return divided(causal_sums_in_logs(q, *parts), LEAST)
         largest = logs.amax(2, keepdim=True).clamp_min(torch.finfo(k.dtype).min / 4)
-        k = k * (logs - largest).exp()
+        v = v * (logs - largest).exp()  # fewer numbers than the features
         return divided(q @ every_head(k.transpose(-1, -2) @ v, heads), LEAST)
 
 

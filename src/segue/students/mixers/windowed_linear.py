@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from segue.students.attention import Operator, positive
 from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import distances, join, neighbours, reach, split, sums_after, sums_before, within
 from segue.students.mixers.feature_maps import FeatureMap, feature_map
 from segue.students.mixers.sliding_window import SMALLEST_BLOCK
-from segue.students.mixing import Mixer, divided, every_head, with_ones
+from segue.students.mixing import Mixer, divided, every_head, hiding, with_ones
 
 
 class WindowedLinearMixer(Mixer):
@@ -42,26 +43,28 @@ class WindowedLinearMixer(Mixer):
         k, v = every_head(k, heads), with_ones(every_head(v, heads))
         if keep is None:
             keep = torch.ones(q.shape[0], tokens, dtype=torch.bool, device=q.device)
-        kept = keep[:, None, :, None]
-        k_features = k_features.masked_fill(~kept, 0.0)
+        else:
+            v = v * keep[:, None, :, None]  # the ones too: padding then adds to no sum
         size = min(max(self.window, SMALLEST_BLOCK), tokens)
         sides = reach(tokens, size, causal)
         q, q_features = split(q * self.scale, size), split(q_features, size)
-        k, k_features, v, kept = (split(x, size) for x in (k, k_features, v, kept))
+        k, k_features, v, kept = (split(x, size) for x in (k, k_features, v, keep[:, None, :, None]))
         distance = distances(size, sides, q.device)
         near = within(self.window, distance, causal)
-        elsewhere = near | (distance > 0) if causal else near
-        seen = neighbours(kept, sides).transpose(-1, -2) & near
+        far = (~near & (distance <= 0) if causal else ~near).to(q.dtype)
 
-        scores = (q @ neighbours(k, sides).transpose(-1, -2)).masked_fill(~seen, torch.finfo(q.dtype).min)
-        scores = scores - scores.amax(-1, keepdim=True)
-        sharp = scores.exp().masked_fill(~seen, 0.0) * self.near_share.to(q.dtype).sigmoid()[:, None]
-        soft = (q_features @ neighbours(k_features, sides).transpose(-1, -2)).masked_fill(elsewhere, 0.0)
-        sums = (sharp + soft) @ neighbours(v, sides)
+        scores = q @ neighbours(k, sides).transpose(-1, -2)  # (batch, heads, blocks, size, keys)
+        scores = scores.add_(hiding(neighbours(kept, sides).transpose(-1, -2) & near, q.dtype))
+        largest = scores.amax(-1, keepdim=True).clamp_min(
+            torch.finfo(q.dtype).min / 2
+        )  # where nothing is seen, nothing is left
+        sharp = (scores - (largest - F.logsigmoid(self.near_share.to(q.dtype))[:, None])).exp_()
+        soft = (q_features @ neighbours(k_features, sides).transpose(-1, -2)).mul_(far)
+        sums = soft.add_(sharp) @ neighbours(v, sides)
         states = k_features.transpose(-1, -2) @ v  # (batch, heads, blocks, features, head size + 1)
         if states.shape[2] > 2:
-            far = sums_before(states, 2) if causal else sums_before(states, 2) + sums_after(states, 2)
-            sums = sums + q_features @ far
+            others = sums_before(states, 2) if causal else sums_before(states, 2) + sums_after(states, 2)
+            sums = sums + q_features @ others
         return join(divided(sums), tokens)
 
 
