@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from benchmarks import replaced, saturation, step_time
+from benchmarks import mixer_figures, replaced, saturation, step_time
 from benchmarks.timing import Ratio
 from benchmarks.trainees import (
     AGAIN,
@@ -53,12 +53,18 @@ SHORT = {BLEND: "DCR blend", KL: "KL distillation"}
 def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     """Draw what was measured."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawings = {"steps": _steps, "replaced": _replaced, "saturation": _saturation}
+    drawings = {
+        "steps": ("steps", _steps),
+        "replaced": ("replaced", _replaced),
+        "saturation": ("saturation", _saturation),
+        "mixers-time": ("mixers", mixer_figures.times),
+        "mixers-memory": ("mixers", mixer_figures.memory),
+    }
     paths = []
-    for name, drawing in drawings.items():
-        if name in results:
+    for name, (measurement, drawing) in drawings.items():
+        if measurement in results:
             with plt.rc_context(SETTINGS):
-                figure = drawing(results[name])
+                figure = drawing(results[measurement])
                 paths.append(folder / f"performance-{name}.png")
                 figure.savefig(paths[-1], dpi=DPI, metadata={"Software": None})
                 plt.close(figure)

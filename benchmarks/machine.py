@@ -39,6 +39,12 @@ def describe() -> dict[str, Any]:
     }
 
 
+def comparable(about: dict[str, Any], key: str) -> Any:
+    """Return what must agree within one page: not Segue's own version, which is what changes."""
+    value = about[key]
+    return {name: version for name, version in value.items() if name != "segue"} if key == "packages" else value
+
+
 def moment() -> dict[str, Any]:
     """Say when a measurement began, and how busy the machine was with other work."""
     return {"date": time.strftime("%Y-%m-%d %H:%M"), "load": [round(load, 2) for load in os.getloadavg()]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import bars, compiled, machine, memory, replaced, saturation, seam_profile, step_time, whole_run
+from benchmarks import bars, compiled, machine, memory, mixers, replaced, saturation, seam_profile, step_time, whole_run
 from benchmarks.bars import Bar
 from benchmarks.timing import percent
 from benchmarks.trainees import AGAIN, BLEND, BY_HAND, TEACHERS
@@ -49,18 +49,25 @@ def where(saved: dict[str, Any]) -> list[str]:
     loads = [result["when"]["load"][0] for result in results.values()]
     dates = sorted(result["when"]["date"] for result in results.values())
     packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in about["packages"].items())
-    minutes = {result["minutes"] for result in results.values()}
-    span = f"{min(minutes):g}" if len(minutes) == 1 else f"{min(minutes):g} to {max(minutes):g}"
     return [
         "| | |",
         "|---|---|",
-        f"| command | `make bench` (`python -m benchmarks.performance --minutes {span}`) |",
+        "| command | `make bench` (`python -m benchmarks.performance`) |",
         f"| date | {dates[0]}" + (f" to {dates[-1]} |" if dates[-1] != dates[0] else " |"),
         f"| processor | {about['cpu']}, {about['cores']} cores, {about['memory_gb']:g} GB; torch threads: {about['threads']} |",
         f"| load average as each measurement began | {min(loads):.2f} to {max(loads):.2f}, our own work included |",
         f"| software | {about['system']}, Python {about['python']}, {packages} |",
         f"| C++ compiler | {about['compiler'] or 'none'} |",
     ]
+
+
+def taken(name: str, result: dict[str, Any]) -> str:
+    """Say when and how a section was measured, since sections need not come from one run."""
+    segue = f", segue {result['segue']}" if "segue" in result else ""
+    return (
+        f"`--only {name}`: {result['when']['date']}, load {result['when']['load'][0]:.2f}, {result['seconds']:.0f} s, "
+        f"`--minutes {result['minutes']:g}`{segue}."
+    )
 
 
 def all_bars(results: Results) -> list[Bar]:
@@ -74,6 +81,8 @@ def all_bars(results: Results) -> list[Bar]:
         judged += whole_run.bars(results["run"], results.get("steps"))
     if "memory" in results:
         judged += memory.bars(results["memory"])
+    if "mixers" in results:
+        judged += mixers.bars(results["mixers"])
     if "import" in results:
         claim = "`import segue` on top of `import torch`"
         judged.append(Bar.of_count(claim, machine.typical_import(results["import"]), machine.BAR_IMPORT, " ms"))
@@ -130,9 +139,10 @@ def sections(results: Results) -> dict[str, Callable[[], list[str]]]:
         "replaced": ("Number of replaced modules", replaced.section),
         "saturation": ("Saturation", saturation.section),
         "profile": ("Profile", lambda result: seam_profile.section(result, steps)),
+        "mixers": ("Mixers", mixers.section),
     }
     return {
-        title: lambda name=name, write=write: write(results[name])
+        title: lambda name=name, write=write: [*write(results[name]), "", taken(name, results[name])]
         for name, (title, write) in writers.items()
         if name in results
     }

@@ -1,6 +1,6 @@
-"""Measure what a handover costs, save the numbers and render docs/performance.md.
+"""Measure what a handover and its operators cost, save the numbers and render docs/performance.md.
 
-Command: make bench, or python -m benchmarks.performance; about 25 minutes on two cores, `--minutes` scales it.
+Command: make bench, or python -m benchmarks.performance; about 40 minutes on two cores, `--minutes` scales it.
 Expected: the bars at the top of the page are met; where one is missed, the page says so and has the profile.
 Other work on the machine widens the intervals: run it alone.
 """
@@ -19,8 +19,20 @@ from typing import Any
 
 import torch
 
-from benchmarks import compiled, figures, machine, memory, page, replaced, saturation, seam_profile, step_time, whole_run
-from benchmarks.settings import MINUTES, Settings, scaled, smoke
+from benchmarks import (
+    compiled,
+    figures,
+    machine,
+    memory,
+    mixers,
+    page,
+    replaced,
+    saturation,
+    seam_profile,
+    step_time,
+    whole_run,
+)
+from benchmarks.settings import MINUTES, SHARED, Settings, scaled, smoke
 from segue.lab.torchvision_cpu import declare_missing_operators
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +44,7 @@ MEASUREMENTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "replaced": replaced.measure,
     "saturation": saturation.measure,
     "profile": seam_profile.measure,
+    "mixers": mixers.measure,
     "compiled": compiled.measure,  # last, because it leaves the compiler's threads behind
 }
 
@@ -65,20 +78,29 @@ def _measured(name: str, settings: Settings) -> dict[str, Any]:
     result = MEASUREMENTS[name](settings)
     seconds = time.perf_counter() - begun
     print(f"{seconds:.0f} s", flush=True)
-    return {"when": when, "minutes": settings.minutes, "seconds": round(seconds, 1), **result}
+    about = {"when": when, "minutes": settings.minutes, "segue": machine.version("segue")}
+    return {**about, "seconds": round(seconds, 1), **result}
 
 
 def _begun(earlier: dict[str, Any] | None, settings: Settings, path: Path) -> dict[str, Any]:
-    """Begin a set of results, or go on with an earlier one of the same machine and model."""
-    here = json.loads(json.dumps({"machine": machine.describe(), "settings": dataclasses.asdict(settings)}))
+    """Begin a set of results, or go on with an earlier one of the same machine and model.
+
+    Sizes, rounds and the version of Segue may differ: every section says its own.
+    """
+    shared = {name: value for name, value in dataclasses.asdict(settings).items() if name in SHARED}
+    here = json.loads(json.dumps({"machine": machine.describe(), "settings": shared}))
     if earlier is None:
         return {**here, "measurements": {}}
-    same_machine = all(earlier["machine"][key] == here["machine"][key] for key in machine.HARDWARE)
-    longer = dict.fromkeys(("minutes", "least_rounds"))  # may differ
-    same_settings = {**earlier["settings"], **longer} == {**here["settings"], **longer}
-    if not (same_machine and same_settings):
-        sys.exit(f"{path} was measured elsewhere or otherwise: run the whole set, without --only.")
-    return earlier
+    differing = [
+        key
+        for key in machine.HARDWARE
+        if machine.comparable(earlier["machine"], key) != machine.comparable(here["machine"], key)
+    ]
+    differing += [name for name in SHARED if earlier["settings"][name] != here["settings"][name]]
+    if differing:
+        names = ", ".join(differing)
+        sys.exit(f"{path} was measured elsewhere or otherwise ({names} differ): run the whole set, without --only.")
+    return {**earlier, "settings": here["settings"]}
 
 
 def _save(saved: dict[str, Any], path: Path) -> None:

@@ -1,7 +1,7 @@
 """What `make bench` measures on: one model, one batch, the sizes to grow through.
 
 Command: none of its own.
-Expected: the defaults need about 25 minutes on two cores; `smoke()` needs seconds and measures nothing worth reading.
+Expected: the defaults need about 40 minutes on two cores; `smoke()` needs seconds and measures nothing worth reading.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-MINUTES = 25.0
-SHARES = {  # of the whole time; the rest is building, counting and importing
-    "steps": 0.26,
-    "compiled": 0.20,
-    "run": 0.16,
-    "replaced": 0.09,
-    "saturation": 0.16,
-    "profile": 0.006,
+MINUTES = 40.0
+EACH = {  # minutes of these; the rest is building, counting, compiling and importing
+    "steps": 6.5,
+    "compiled": 6.5,
+    "run": 4.0,
+    "replaced": 2.25,
+    "saturation": 6.0,
+    "profile": 0.15,
+    "mixers": 6.0,
 }
+SHARED = ("model", "model_options", "image", "patch", "classes", "sites", "batch", "small_batch")  # by all of one page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class Settings:
     batch: int = 8
     small_batch: int = 4  # for the whole run, the growing number of sites and the growing images
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    images: tuple[int, ...] = (96, 160, 224, 288, 384)
+    images: tuple[int, ...] = (96, 160, 224, 288, 384, 512, 640)
     counts: tuple[int, ...] = tuple(range(1, 13))  # of replaced modules
     run_steps: int = 30
     plan_steps: int = 1000  # of the run whose kinds of steps are counted
@@ -41,12 +43,16 @@ class Settings:
     least_rounds: int = 6  # fewer have no 95 % interval
     import_repeats: int = 9
     backend: str = "inductor"
+    mixer_tokens: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384)
+    judged_tokens: int = 8192  # where mixers are compared with softmax
+    longest_softmax: int = 8192  # twice as many would take as long as all the rest
+    longest_unfused: int = 4096  # whose memory is counted
     seams: int = 64  # of the chain of tiny layers that shows what a seam costs in Python
     minutes: float = MINUTES
 
     def seconds(self, name: str) -> float:
         """Return how long a measurement may time its steps."""
-        return 60 * self.minutes * SHARES[name]
+        return 60 * EACH[name] * self.minutes / MINUTES
 
 
 def scaled(minutes: float) -> Settings:
@@ -71,6 +77,10 @@ def smoke() -> Settings:
         least_rounds=2,
         import_repeats=1,
         backend="eager",
+        mixer_tokens=(32, 64, 128),
+        judged_tokens=64,
+        longest_softmax=64,
+        longest_unfused=64,
         seams=4,
         minutes=0.0,
     )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Step = Callable[[], object]
+Clock = Callable[[], float]  # seconds
 
 CONFIDENCE = 0.95
 DECIMALS = 3  # of a millisecond, in what is saved
@@ -67,6 +68,7 @@ def rounds(
     least: int,
     groups: Sequence[Sequence[str]] | None = None,
     repeats: Mapping[str, int] | None = None,
+    clock: Clock = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Time the steps in turn, in another order every round, until the time is up; return milliseconds by round.
 
@@ -77,7 +79,7 @@ def rounds(
     order = [list(group) for group in groups] if groups else [list(steps)]
     for step in steps.values():
         step()
-    clock: dict[str, list[float]] = {name: [] for name in steps}
+    spent: dict[str, list[float]] = {name: [] for name in steps}
     shuffle = random.Random(0)
     end = time.perf_counter() + seconds
     done = 0
@@ -86,14 +88,14 @@ def rounds(
         for group in order:
             shuffle.shuffle(group)
             for name in group:
-                clock[name].append(round(timed(steps[name], times[name]), DECIMALS))
+                spent[name].append(round(timed(steps[name], times[name], clock), DECIMALS))
         done += 1
-    return clock
+    return spent
 
 
-def timed(step: Step, times: int = 1) -> float:
+def timed(step: Step, times: int = 1, clock: Clock = time.perf_counter) -> float:
     """Return the milliseconds of one step, as the mean of several in a row."""
-    begun = time.perf_counter()
+    begun = clock()
     for _ in range(times):
         step()
-    return 1000 * (time.perf_counter() - begun) / times
+    return 1000 * (clock() - begun) / times

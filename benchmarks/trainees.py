@@ -150,6 +150,12 @@ class Bench:
         guidance = segue.losses.FeatureGuidance(schedule=Constant(alpha=1.0))
         return self.running(segue.methods.dcr_dfg(sites=self.sites, schedule=Constant(alpha=0.5), guidance=guidance))
 
+    def theseus(self) -> Trainee:
+        return self.running(segue.methods.theseus(sites=self.sites, schedule=Constant(alpha=0.5)))
+
+    def gumbel(self) -> Trainee:
+        return self.running(segue.methods.theseus_gumbel(sites=self.sites, schedule=Constant(alpha=0.5)))
+
     def distillation(self) -> Trainee:
         return self.running(segue.methods.distillation(sites=self.sites))
 
@@ -165,8 +171,8 @@ class Bench:
             BLEND_BY_HAND: self.by_hand(BlendByHand),
             BLEND: self.blend(),
             GUIDED: self.guided(),
-            THESEUS: self.running(segue.methods.theseus(sites=self.sites, schedule=half)),
-            GUMBEL: self.running(segue.methods.theseus_gumbel(sites=self.sites, schedule=half)),
+            THESEUS: self.theseus(),
+            GUMBEL: self.gumbel(),
             KL: self.distillation(),
         }
 

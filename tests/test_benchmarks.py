@@ -1,7 +1,9 @@
 """The benchmarks: their statistics, their wording both ways, and the whole command on a tiny model. No time is asserted."""
 
 import copy
+import dataclasses
 import json
+import math
 import random
 import statistics
 import subprocess
@@ -10,9 +12,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import machine, page, peer, performance, replaced, saturation, step_time, whole_run
+from benchmarks import (
+    compiled,
+    machine,
+    mixer_figures,
+    mixers,
+    page,
+    peer,
+    performance,
+    replaced,
+    saturation,
+    step_time,
+    whole_run,
+)
 from benchmarks.bars import Bar
-from benchmarks.settings import smoke
+from benchmarks.settings import EACH, MINUTES, Settings, smoke
 from benchmarks.timing import Ratio, outer_place, rounds
 from benchmarks.trainees import (
     AGAIN,
@@ -21,6 +35,7 @@ from benchmarks.trainees import (
     BY_HAND,
     FINALIZED,
     GUIDED,
+    GUMBEL,
     KL,
     TAKEOVER,
     TEACHERS,
@@ -174,8 +189,86 @@ def test_measurements_of_two_machines_are_not_mixed(tmp_path):
     earlier = performance._begun(None, smoke(), tmp_path)
     assert performance._begun(copy.deepcopy(earlier), smoke(), tmp_path) == earlier
     earlier["machine"]["cpu"] = "another"
-    with pytest.raises(SystemExit, match="measured elsewhere"):
+    with pytest.raises(SystemExit, match=r"measured elsewhere or otherwise \(cpu differ\)"):
         performance._begun(earlier, smoke(), tmp_path)
+
+
+def test_sizes_and_versions_may_differ_within_a_page_but_the_model_may_not(tmp_path):
+    earlier = performance._begun(None, smoke(), tmp_path)
+    earlier["machine"]["packages"]["segue"] = "0.0.1"
+    longer = dataclasses.replace(smoke(), images=(16, 32, 48), counts=(1,), batches=(4,), minutes=3.0, mixer_tokens=(64, 128))
+    assert performance._begun(copy.deepcopy(earlier), longer, tmp_path) == earlier
+    with pytest.raises(SystemExit, match=r"\(classes differ\)"):
+        performance._begun(earlier, dataclasses.replace(smoke(), classes=7), tmp_path)
+
+
+def test_an_earlier_record_with_all_its_settings_can_be_continued(tmp_path):
+    earlier = performance._begun(None, smoke(), tmp_path)
+    old = earlier | {"settings": {**dataclasses.asdict(smoke()), **earlier["settings"]}}
+    assert performance._begun(old, smoke(), tmp_path) == earlier
+
+
+def test_a_section_says_when_and_how_it_was_measured():
+    saved = recorded()
+    saved["measurements"]["steps"] |= {"segue": "9.9", "minutes": 3}
+    text = page.render(saved)
+    assert "`--only steps`: 2026-01-01 12:00, load 0.50, 1 s, `--minutes 3`, segue 9.9." in text
+    assert "`--only run`: 2026-01-01 12:00, load 0.50, 1 s, `--minutes 25`." in text
+
+
+def grown(exponent: float, at_8k: float, causal: float | None = None) -> dict:
+    """Make a record of mixers: softmax is quadratic and takes 100 ms at 8192 tokens, all mixers grow with one exponent."""
+    points = []
+    for tokens in (1024, 2048, 4096, 8192, 16384):
+        names = [mixers.SOFTMAX, mixers.SOFTMAX + mixers.CAUSAL] if tokens <= 8192 else []
+        spent = dict.fromkeys(names, 100 * (tokens / 8192) ** 2)
+        spent |= dict.fromkeys(mixers.OPERATORS, at_8k * (tokens / 8192) ** exponent)
+        spent |= {"window" + mixers.CAUSAL: (causal or at_8k) * (tokens / 8192) ** exponent}
+        size = {name: int(1000 * tokens**exponent) for name in spent}
+        took = {kind: times(spent) for kind in mixers.PASSES}
+        points.append({"tokens": tokens, "saved": size, "peak": size, "milliseconds": took})
+    wall = {"threads": 2, "milliseconds": points[3]["milliseconds"]}
+    return {"batch": 1, "heads": 4, "head_size": 64, "judged_at": 8192, "points": points, "wall": wall}
+
+
+def test_mixers_are_judged_by_their_worst():
+    assert [bar.verdict for bar in mixers.bars(grown(1.0, 10))] == ["met"] * 5
+    bars = mixers.bars(grown(1.5, 10, causal=200))
+    assert [bar.verdict for bar in bars] == ["missed"] * 5
+    assert bars[0].measured == "1.500 (1.500 to 1.500)"
+    assert bars[3].claim == "time at 8192 tokens / softmax, forward: the worst of 10 mixers (window, causal)"
+    assert bars[3].measured == "2.000 (2.000 to 2.000)"
+
+
+def test_exponent_speed_up_and_crossover_of_mixers():
+    result = grown(1.0, 40)
+    assert mixers.exponent(result, mixers.SOFTMAX, mixers.FORWARD).median == pytest.approx(2)
+    assert mixers.memory_exponent(result, "window") == pytest.approx(1)
+    assert mixers.fourier_exponent(result) == pytest.approx(1.12, abs=0.005)
+    assert mixers.wins_from(result, "window", mixers.FORWARD) == "4096"  # 20 ms against 25 ms; at 2048 10 against 6.25
+    assert mixers.wins_from(grown(1.0, 10), "window", mixers.FORWARD) == "1024 or less"
+    assert mixers.wins_from(grown(1.0, 400), "window", mixers.FORWARD) == "never"
+    row = next(line for line in mixers.section(result) if line.startswith("| window |"))
+    assert row == "| window | 1.00 (1.00 to 1.00) | 1.00 (1.00 to 1.00) | 2.5 (2.5 to 2.5) | 2.5 (2.5 to 2.5) | 4096 | 4096 |"
+
+
+def test_every_mixer_has_a_look_of_its_own():
+    assert {*mixer_figures.LOOKS} == {mixers.SOFTMAX, mixers.UNFUSED, *mixers.OPERATORS}
+    assert len({*mixer_figures.LOOKS.values()}) == len(mixer_figures.LOOKS)
+
+
+def test_names_are_moved_apart():
+    assert mixer_figures.spread([0.1, 0.1, 0.5], 0.2) == pytest.approx([0.1, 0.3, 0.5])
+    assert mixer_figures.spread([0.9, 1.0, 1.0], 0.2) == pytest.approx([0.6, 0.8, 1.0])
+
+
+def test_theseus_is_compiled_after_everything_that_has_a_bar():
+    assert list(compiled.builders(smoke(), {}))[-3:] == [FINALIZED, THESEUS, GUMBEL]
+
+
+def test_settings_spread_the_minutes():
+    assert Settings(minutes=MINUTES / 2).seconds("mixers") == 30 * EACH["mixers"]
+    assert math.fsum(EACH.values()) <= MINUTES
 
 
 def test_the_page_is_what_the_saved_numbers_render_to():
@@ -212,5 +305,7 @@ def test_the_whole_command_runs_also_without_torchdistill(tmp_path):
     assert text.count(f"| {TORCHDISTILL} | not measured: ") == 4  # steps, compiled, run, memory
     assert "torchdistill is not installed" in text
     figures = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert figures == {f"performance-{name}.png" for name in ("steps", "replaced", "saturation")}
+    assert figures == {
+        f"performance-{name}.png" for name in ("steps", "replaced", "saturation", "mixers-time", "mixers-memory")
+    }
     assert all(f"figures/{name}" in text for name in figures)
