@@ -32,6 +32,7 @@ from segue.students import (
 )
 from segue.students.spans import OneLayer
 
+ATTENTION = "**.attention.self"  # of BERT and its kind: an operator reads the whole module
 METHODS = ("student_only", "distillation", "dcr", "dcr_dfg", "lolcats")
 
 
@@ -90,8 +91,8 @@ def _vit(folder: str | None, lr: float) -> tuple[Scale, tuple[str, ...], dict[st
 def _minilm(model: str, train: str, test: str) -> tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]:
     scale = replace(scales.minilm(model, train, test), name="operators_minilm", looks=4, diagnostics=())
     groups: dict[str, dict[str, object]] = {
-        "Linear attention": {"student": LinearAttention(feature_map="hedgehog")},
-        "Windowed linear": {"student": WindowedLinear(window=4)},
+        "Linear attention": {"sites": ATTENTION, "student": LinearAttention(feature_map="hedgehog")},
+        "Windowed linear": {"sites": ATTENTION, "student": WindowedLinear(window=4)},
     }
     return scale, ("student_only", "distillation", "dcr_dfg"), groups
 
