@@ -6,6 +6,7 @@ Expected: well below 50 ms on top of `import torch`.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -48,6 +49,19 @@ def comparable(about: dict[str, Any], key: str) -> Any:
 def moment() -> dict[str, Any]:
     """Say when a measurement began, and how busy the machine was with other work."""
     return {"date": time.strftime("%Y-%m-%d %H:%M"), "load": [round(load, 2) for load in os.getloadavg()]}
+
+
+def keep_memory() -> bool:
+    """Let glibc keep what is freed, and say whether it does.
+
+    By default it gives blocks above 32 MB back to the system, so that each use of a long sequence begins with page faults; caching
+    allocators (a GPU's, jemalloc) do not. M_MMAP_MAX = 0 and the largest M_TRIM_THRESHOLD.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(-4, 0) and mallopt(-1, 2**31 - 1))
 
 
 def version(package: str) -> str | None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks import machine
 from benchmarks.bars import Bar
 from benchmarks.settings import Settings
 from benchmarks.timing import Ratio, Step, rounds
@@ -59,6 +60,10 @@ MB = 2**20
 REPEATED_BELOW = 4096  # tokens: shorter steps are repeated within a round, so that the clock can see them
 MOST_REPEATS = 8
 WALL_SHARE = 0.2  # of the time, for the second clock
+KEPT = (
+    "The allocator keeps what is freed (`mallopt`; `MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647` does the same from outside): "
+    "glibc by itself gives large blocks back, and page faults then make long sequences look up to 1.9 times slower."
+)
 FUSED = (
     "What one operator uses inside is not seen, and the fused softmax needs little: beside it stands softmax as plain "
     "products, whose weights are there in full."
@@ -67,6 +72,7 @@ FUSED = (
 
 def measure(settings: Settings) -> dict[str, Any]:
     """Count bytes, then time every mixer at every length in one interleaved run, then once more with all threads."""
+    kept = machine.keep_memory()
     lengths, threads, seconds = settings.mixer_tokens, torch.get_num_threads(), settings.seconds("mixers")
     subjects = {tokens: Subjects(tokens, settings) for tokens in lengths}
     memory = {tokens: subject.bytes() for tokens, subject in subjects.items()}
@@ -89,6 +95,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "heads": HEADS,
         "head_size": HEAD_SIZE,
         "judged_at": settings.judged_tokens,
+        "keeps_memory": kept,
         "points": [
             {
                 "tokens": tokens,
@@ -286,7 +293,7 @@ def section(result: dict[str, Any]) -> list[str]:
         "processor's clock, which stands still while others use the machine; "
         f"{len(at(result, tokens)['milliseconds'][FORWARD][SOFTMAX])} rounds of {FORWARD} and "
         f"{len(at(result, tokens)['milliseconds'][BOTH][SOFTMAX])} of {BOTH}. Exponents are least-squares slopes of log time "
-        f"against log tokens, from {FROM} tokens on.",
+        f"against log tokens, from {FROM} tokens on." + (f" {KEPT}" if result["keeps_memory"] else ""),
         "",
         *time_table(result),
         "",
