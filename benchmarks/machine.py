@@ -54,8 +54,8 @@ def moment() -> dict[str, Any]:
 def keep_memory() -> bool:
     """Let glibc keep what is freed, and say whether it does.
 
-    By default it gives blocks above 32 MB back to the system, so that each use of a long sequence begins with page faults; caching
-    allocators (a GPU's, jemalloc) do not. M_MMAP_MAX = 0 and the largest M_TRIM_THRESHOLD.
+    By default it gives blocks above 32 MB back to the system, so that each use of a long sequence begins with page faults;
+    caching allocators (a GPU's, jemalloc) do not. M_MMAP_MAX = 0 and the largest M_TRIM_THRESHOLD.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt

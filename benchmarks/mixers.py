@@ -61,8 +61,8 @@ REPEATED_BELOW = 4096  # tokens: shorter steps are repeated within a round, so t
 MOST_REPEATS = 8
 WALL_SHARE = 0.2  # of the time, for the second clock
 KEPT = (
-    "The allocator keeps what is freed (`mallopt`; `MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647` does the same from outside): "
-    "glibc by itself gives large blocks back, and page faults then make long sequences look up to 1.9 times slower."
+    "The allocator keeps what is freed (by `mallopt`; `MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647` does it from "
+    "outside): glibc by itself gives large blocks back, and page faults then make long sequences up to 1.9 times slower."
 )
 FUSED = (
     "What one operator uses inside is not seen, and the fused softmax needs little: beside it stands softmax as plain "
