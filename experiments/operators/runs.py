@@ -1,10 +1,11 @@
 """Operators in place of attention: which recover the teacher, by which method, under equal budgets.
 
-Command:  segue grid experiments/operators --out runs/operators --workers 2 -o folder=PATH_OF_FASHION_MNIST
+Command:  segue grid experiments/operators --out runs/operators --workers 2     (digits; -o folder=PATH for Fashion-MNIST)
           segue grid experiments/operators --out runs/operators_minilm --workers 2 -o part=minilm -o model=FOLDER
           segue grid experiments/operators --out runs/layers --workers 2 -o part=layers -o model=FOLDER
-Runtime:  being measured.
-Expected: being measured.
+Runtime:  on two shared cores 105, 18 and 12 runs of half a minute to two minutes each; with -o seeds=2 an hour for the first.
+Expected: (two seeds) Nystrom and Performer recover 99 % of the teacher's accuracy, Linformer 94 %, Fourier 90 %; the method
+          hardly matters, and no best method is significantly above the next. MiniLM: 96 to 98 %. Six layers to three: 95 %.
 """
 
 from __future__ import annotations
