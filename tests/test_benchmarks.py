@@ -228,7 +228,7 @@ def grown(exponent: float, at_8k: float, causal: float | None = None) -> dict:
         took = {kind: times(spent) for kind in mixers.PASSES}
         points.append({"tokens": tokens, "saved": size, "peak": size, "milliseconds": took})
     wall = {"threads": 2, "milliseconds": points[3]["milliseconds"]}
-    return {"batch": 1, "heads": 4, "head_size": 64, "judged_at": 8192, "points": points, "wall": wall}
+    return {"batch": 1, "heads": 4, "head_size": 64, "judged_at": 8192, "keeps_memory": True, "points": points, "wall": wall}
 
 
 def test_mixers_are_judged_by_their_worst():

@@ -84,7 +84,7 @@ class Reference:
         for name, weight in weights.items():
             student = students[name] = copy.deepcopy(self.handover.seams[name].student).eval().requires_grad_(True)
             teacher = model.get_submodule(name)
-            place(model, name, ByHand(teacher, student, weight, self.handover.plan.teacher_gradient))
+            place(model, name, ByHand(teacher, student, weight, bool(self.handover.plan.teacher_gradient)))
         return model, students
 
     def at(self, weights: Mapping[str, float]) -> tuple[nn.Module, dict[str, nn.Module]]:

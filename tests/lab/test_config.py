@@ -16,6 +16,7 @@ from segue.lab.config import Stage, Teacher, changed, config_hash, from_dict, to
 from segue.lab.models import SmallViT, Timm
 from segue.lab.sources import Crop, Digits, Npz
 from segue.recipe import Recipe
+from segue.students import Adapter
 
 SCALES = {
     "demo": scales.demo(),
@@ -64,6 +65,8 @@ def test_names_for_people_do_not_change_the_hash():
 
 
 OTHER = {  # another valid value where half, twice or not would make no sense
+    "adapter": Adapter(inside=4),
+    "teacher_gradient": True,
     "epochs": None,
     "decay": "constant",
     "precision": "bf16",

@@ -17,7 +17,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, int]:
     """Run the demo once, with few steps, two runs at a time."""
     out = tmp_path_factory.mktemp("runs") / "demo"
     console = Console(record=True, width=100, file=io.StringIO())
-    code = demo.show(out, console, options={"steps": 3, "teacher_steps": 4}, workers=2)
+    code = demo.show(out, console, options={"steps": 3, "teacher_steps": 4, "depth": 2}, workers=2)
     return out, console.export_text(), code
 
 
@@ -46,7 +46,7 @@ def test_it_ends_with_a_table_and_the_path_of_the_report(shown):
 def test_a_second_call_finds_everything_done(shown, capsys):
     out, _, _ = shown
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
-    assert demo.show(out, Console(quiet=True), options={"steps": 3, "teacher_steps": 4}, workers=2) == 0
+    assert demo.show(out, Console(quiet=True), options={"steps": 3, "teacher_steps": 4, "depth": 2}, workers=2) == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")} == before
     assert "7 finished before, 0 to do" in capsys.readouterr().err
 

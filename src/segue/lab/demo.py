@@ -21,9 +21,9 @@ from segue.lab.report.summary import summarize
 from segue.progress import duration
 
 
-def runs(seeds: int = 1, steps: int = 320, teacher_steps: int = 500) -> list[Run]:
+def runs(seeds: int = 1, steps: int = 320, teacher_steps: int = 500, depth: int = 6) -> list[Run]:
     """Return the paper's methods at the demo's scale."""
-    scale = scales.demo(steps=steps, teacher_steps=teacher_steps)
+    scale = scales.demo(steps=steps, teacher_steps=teacher_steps, depth=depth)
     return [scale.run(variant, seed=seed) for seed in range(seeds) for variant in variants.PAPER]
 
 
