@@ -62,7 +62,7 @@ MOST_REPEATS = 8
 WALL_SHARE = 0.2  # of the time, for the second clock
 KEPT = (
     "The allocator keeps what is freed (by `mallopt`; `MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647` does it from "
-    "outside): glibc by itself gives large blocks back, and page faults then make long sequences up to 1.9 times slower."
+    "outside): glibc by itself gives large blocks back, and page faults then slow long sequences down."
 )
 FUSED = (
     "What one operator uses inside is not seen, and the fused softmax needs little: beside it stands softmax as plain "

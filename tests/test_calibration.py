@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import CASES, IGNORED, build, images, mlp, rows, sentences, text
+from models import CASES, build, mlp, rows
 from torch import nn
 
 import segue
@@ -147,9 +147,3 @@ def test_the_model_is_as_before_but_for_the_projections():
     changed = {name for name, value in handover.model.state_dict().items() if not torch.equal(value, state[name])}
     assert changed == {f"{site.name}.student.output.{part}" for site in handover.sites for part in ("weight", "bias")}
     assert not any(module._forward_hooks for seam in handover.seams.values() for module in seam.modules())
-
-
-def test_labels_of_a_batch_are_no_arguments():
-    assert IGNORED < 0
-    for batch in (images(), sentences(), text()):
-        assert batch.args or batch.kwargs

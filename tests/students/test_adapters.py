@@ -111,7 +111,7 @@ def test_what_cannot_be_adapted():
         Adapter(inside=3)(nn.Identity(), nn.ReLU(), segue.Site("x"))
     assert Adapter(inside=3, outside=5)(nn.Identity(), nn.Linear(5, 5), segue.Site("x")).before.in_features == 5
     with pytest.raises(PlanError, match="inside=0"):
-        start(narrow).cancel_() and Adapter(inside=0)(nn.Identity(), nn.Linear(5, 5), segue.Site("x"))
+        Adapter(inside=0)(nn.Identity(), nn.Linear(5, 5), segue.Site("x"))
     with pytest.raises(PlanError, match="adapter"):
         segue.Plan(sites="2", adapter=3)
 

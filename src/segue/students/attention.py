@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from segue.errors import PlanError, StudentError
 from segue.sites import Site
-from segue.students.geometry import Call, Geometry, Interface, Projection, projection
+from segue.students.geometry import Call, Geometry, Interface, Projection, projection, rotated
 from segue.students.initialisation import CopyMatching, Initialisation, Original
-from segue.students.interfaces import interface_of, plain_settings, teach
+from segue.students.interfaces import adopt_settings_, interface_of, teach
 from segue.students.masks import Understanding
 from segue.students.mixing import Mixer, every_head, refuse_causal
 
@@ -41,9 +41,7 @@ class Operator:
         if geometry.causal and not mixer.can_be_causal:
             raise refuse_causal(type(self).__name__)
         student = Attention(geometry, interface, mixer)
-        for name, value in plain_settings(teacher, interface).items():
-            if not hasattr(student, name):
-                setattr(student, name, value)
+        adopt_settings_(student, teacher, interface)
         self.init(student, dict(student.originals(geometry)))
         return student
 
@@ -114,11 +112,7 @@ class Attention(nn.Module):
         return heads.transpose(1, 2)
 
     def _rotated(self, x: Tensor, call: Call) -> Tensor:
-        if call.rotary is None:
-            return x
-        cos, sin = (part.unsqueeze(1) for part in call.rotary)
-        a, b = x.chunk(2, dim=-1)
-        return x * cos + torch.cat([-b, a], dim=-1) * sin
+        return x if call.rotary is None else rotated(x, *call.rotary)
 
 
 class AttentionAgain(Interface):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from segue.errors import StudentError
 from segue.students.geometry import Call, Geometry, Interface, Projection, is_transposed_linear, projection, thirds
-from segue.students.misreading import refuse_misread, refuse_other_rotation
+from segue.students.misreading import refuse_misread
 
 
 class TimmAttention(Interface):
@@ -140,7 +140,6 @@ class HuggingFaceProjections(Interface):
         return _has_linears(module, "q_proj", "k_proj", "v_proj", "o_proj") and hasattr(module, "config")
 
     def read(self, module: nn.Module) -> Geometry:
-        refuse_other_rotation(module)
         query, key, value, output = (projection(module.get_submodule(f"{name}_proj")) for name in "qkvo")
         head_size: Any = module.head_dim
         geometry = Geometry(

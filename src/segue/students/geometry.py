@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -29,6 +30,12 @@ def thirds(fused: Projection) -> tuple[Projection, Projection, Projection]:
     biases = (None,) * 3 if fused.bias is None else fused.bias.chunk(3)
     q, k, v = (Projection(w, b) for w, b in zip(weights, biases, strict=True))
     return q, k, v
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate (batch, heads, tokens, head size) by halves, as Llama does; cos and sin are (batch, tokens, head size)."""
+    a, b = x.chunk(2, dim=-1)
+    return x * cos[:, None] + torch.cat([-b, a], dim=-1) * sin[:, None]
 
 
 def is_transposed_linear(module: nn.Module) -> bool:

@@ -5,8 +5,6 @@ Segue knows timm, torch's MultiheadAttention and Hugging Face's ViT, BERT, GPT-2
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from segue.errors import StudentError
@@ -40,11 +38,16 @@ def interface_of(module: nn.Module, site: Site) -> tuple[Interface, Geometry]:
     return interface, geometry
 
 
-def plain_settings(module: nn.Module, interface: Interface) -> dict[str, Any]:
-    """Collect what code around an attention module may ask of it: numbers, switches and its configuration."""
-    plain = {key: value for key, value in vars(module).items() if isinstance(value, bool | int | float | str)}
-    config = {"config": module.config} if "config" in vars(module) else {}
-    return {**{key: value for key, value in plain.items() if not key.startswith("_")}, **config, **interface.settings(module)}
+def adopt_settings_(student: nn.Module, teacher: nn.Module, interface: Interface) -> None:
+    """Give a student what code around its teacher may ask of it: plain numbers, switches and the configuration."""
+    settings: dict[str, Any] = {
+        key: x for key, x in vars(teacher).items() if isinstance(x, bool | int | float | str) and key[0] != "_"
+    }
+    if "config" in vars(teacher):
+        settings["config"] = teacher.config
+    for name, value in {**settings, **interface.settings(teacher)}.items():
+        if not hasattr(student, name):
+            setattr(student, name, value)
 
 
 LESSON = """teach it in ten lines, then try again (nothing was changed):

@@ -15,7 +15,7 @@ from torch import nn
 from segue.errors import MissingExtraError, PlanError, StudentError, nearest
 from segue.sites import Site
 from segue.students.geometry import Geometry, Interface
-from segue.students.interfaces import interface_of, plain_settings
+from segue.students.interfaces import adopt_settings_, interface_of
 from segue.students.masks import Understanding
 
 
@@ -84,9 +84,7 @@ class Library:
                 "give the settings that the layer needs: Library(name, settings={...}). Nothing was changed.",
             ) from error
         student = LibraryAttention(layer, interface, geometry)
-        for name, value in plain_settings(teacher, interface).items():
-            if not hasattr(student, name):
-                setattr(student, name, value)
+        adopt_settings_(student, teacher, interface)
         return student
 
     def _settings(self, kind: type[nn.Module], geometry: Geometry, asked: str) -> dict[str, Any]:

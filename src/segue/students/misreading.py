@@ -10,41 +10,33 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from segue.errors import StudentError
-from segue.students.geometry import Geometry
+from segue.students.geometry import Geometry, rotated
 
 
-def refuse_other_rotation(module: nn.Module) -> None:
-    """Refuse a family whose rotary embedding is not the rotation by halves that students apply."""
-    theirs = getattr(sys.modules.get(type(module).__module__), "apply_rotary_pos_emb", None)
+def refuse_misread(module: nn.Module, geometry: Geometry) -> None:
+    """Refuse a module whose logits are capped, that rotates otherwise, or whose answer is not that of what was read."""
     capped = getattr(module, "attn_logit_softcapping", None)
-    if capped is not None:
-        raise StudentError(
-            f"an attention student was to be made for {type(module).__name__}.",
-            f"Its logits are capped at {capped}, which the interface does not read.",
-            "teach Segue this kind (segue.students.teach). Nothing was changed.",
-        )
+    if capped is not None:  # too gentle for three tokens to show
+        raise _misread(module, f"Its logits are capped at {capped}, which the interface does not read.")
+    if not _rotates_by_halves(module):
+        raise _misread(module, "Its rotary embedding is not the rotation by halves of Llama.")
+    _refuse_other_answer(module, geometry)
+
+
+def _rotates_by_halves(module: nn.Module) -> bool:
+    """Compare the family's own rotation with ours, and read whether it rotates whole heads."""
+    theirs = getattr(sys.modules.get(type(module).__module__), "apply_rotary_pos_emb", None)
     if theirs is None:
-        return
+        return True
     size = 2 * (int(module.head_dim) // 2)  # type: ignore[arg-type]
     x = torch.linspace(-1.0, 1.0, 3 * size).view(1, 1, 3, size)
     angles = torch.linspace(0.0, 2.0, 3 * size).view(1, 3, size)
     try:
-        rotated = theirs(x, x, angles.cos(), angles.sin())[0]
+        found = theirs(x, x, angles.cos(), angles.sin())[0]
     except Exception:
-        rotated = x.new_zeros(0)
-    ours = _by_halves(x, angles.cos(), angles.sin())
-    partial = _rotated_share(module.config) != 1.0
-    if partial or rotated.shape != ours.shape or not torch.allclose(rotated, ours, atol=1e-5):
-        raise StudentError(
-            f"an attention student was to be made for {type(module).__name__}.",
-            "Its rotary embedding is not the rotation by halves of Llama.",
-            "teach Segue this kind (segue.students.teach). Nothing was changed.",
-        )
-
-
-def _by_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-b, a], dim=-1) * sin[:, None]
+        return False
+    ours = rotated(x, angles.cos(), angles.sin())
+    return _rotated_share(module.config) == 1.0 and found.shape == ours.shape and torch.allclose(found, ours, atol=1e-5)
 
 
 def _rotated_share(config: Any) -> float:
@@ -57,7 +49,7 @@ def _rotated_share(config: Any) -> float:
 
 
 @torch.no_grad()
-def refuse_misread(module: nn.Module, geometry: Geometry) -> None:
+def _refuse_other_answer(module: nn.Module, geometry: Geometry) -> None:
     """Call the module on three tokens, and refuse it unless attention with what was read gives the same answer.
 
     Without a mask some backends are causal and some are not, so either will do.
@@ -96,7 +88,7 @@ def _queries_and_keys(geometry: Geometry, x: Tensor, rotary: tuple[Tensor, Tenso
     for part, norm in ((geometry.query, geometry.query_norm), (geometry.key, geometry.key_norm)):
         y = F.linear(x, *part).view(*x.shape[:2], -1, geometry.head_size)
         y = (y if norm is None else norm(y)).transpose(1, 2)
-        found.append(y if rotary is None else _by_halves(y, *rotary))
+        found.append(y if rotary is None else rotated(y, *rotary))
     return found
 
 
