@@ -5,6 +5,8 @@ Segue knows timm, torch's MultiheadAttention and Hugging Face's ViT, BERT, GPT-2
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from segue.errors import StudentError
