@@ -1,11 +1,10 @@
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from fit_cases import Fresh
 from tiny import SITES, Net, batch, optimizer_for, same_bits, same_state, start, train
 from torch import nn
 
@@ -44,17 +43,12 @@ def undisturbed(gate: str, **settings):
     return run(*parts, STEPS), parts[0].model.state_dict()
 
 
-FRESH_PROCESS = """
-import sys, json, torch
-sys.path[:0] = {path!r}
-import test_checkpoint as t
-import segue
-handover, optimizer, scheduler = t.rig({gate!r}, **{settings!r})
-segue.load_(handover, {folder!r}, optimizer=optimizer, lr_scheduler=scheduler)
-losses = t.run(handover, optimizer, scheduler, t.STEPS - t.STOP)
-torch.save(handover.model.state_dict(), {out!r})
-print(json.dumps(losses))
-"""
+def go_on(gate: str, settings: dict, folder: str) -> None:
+    """Continue a run; what a process of its own does."""
+    handover, optimizer, scheduler = rig(gate, **settings)
+    segue.load_(handover, f"{folder}/run", optimizer=optimizer, lr_scheduler=scheduler)
+    losses = run(handover, optimizer, scheduler, STEPS - STOP)
+    torch.save({"losses": losses, "weights": handover.model.state_dict()}, f"{folder}/end.pt")
 
 
 @pytest.mark.parametrize(
@@ -68,13 +62,10 @@ def test_a_run_stopped_in_the_middle_continues_bit_for_bit_in_a_fresh_process(ga
     handover, optimizer, scheduler = rig(gate, **settings)
     first = run(handover, optimizer, scheduler, STOP)
     segue.save(handover, tmp_path / "run", optimizer=optimizer, lr_scheduler=scheduler)
-    out = tmp_path / "weights.pt"
-    script = FRESH_PROCESS.format(
-        path=[str(Path(__file__).parent)], gate=gate, settings=settings, folder=str(tmp_path / "run"), out=str(out)
-    )
-    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert first + json.loads(printed) == losses
-    assert same_state(torch.load(out, weights_only=True), weights)
+    Fresh(go_on, gate, settings, str(tmp_path), words=tmp_path / "words").succeed()
+    end = torch.load(tmp_path / "end.pt", weights_only=True)
+    assert first + end["losses"] == losses
+    assert same_state(end["weights"], weights)
 
 
 @pytest.mark.parametrize("stop", range(0, STEPS + 1, 2))
