@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 import segue
 import segue.lab.small_vit
-from segue import commands
+from segue import cli, commands
 from segue.errors import ConfigError, SegueError, SiteError
 from segue.lab import cost_table, variants
+from segue.lab.report import figures
 
 runner = CliRunner()
 TINY = ["--option", "steps=4", "--option", "teacher_steps=4", "--option", "depth=2"]
@@ -201,58 +202,59 @@ def test_run_then_resume_then_the_result_is_there(tmp_path):
     assert "students alone" in call("resume", str(folder))
 
 
-def test_a_grid_its_failure_its_report_and_its_resume(tmp_path):
+def test_a_grid_its_failure_its_report_and_its_resume(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(figures, "draw", lambda summary, folder: [])  # test_figures.py and test_demo.py draw them
     place = tmp_path / "experiments" / "mine"
     place.mkdir(parents=True)
     (place / "runs.py").write_text(EXPERIMENT)
-    done = command("grid", "mine", "--workers", "2", "--option", "seeds=1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "All runs are finished" in done.stdout
+    assert "All runs are finished" in call("grid", "mine", "--workers", "2", "--option", "seeds=1")
     assert sorted(path.parent.name for path in tmp_path.glob("runs/mine/*/result.json")) == ["dcr-seed0", "student_only-seed0"]
 
     again = command("resume", "runs/mine", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "2 finished before, 0 to do" in again.stderr
 
-    reported = command("report", "runs/mine", "--title", "Mine", cwd=tmp_path)
-    assert reported.returncode == 0, reported.stderr
-    assert "report.html" in reported.stdout
+    assert "report.html" in call("report", "runs/mine", "--title", "Mine")
     assert "<title>Mine</title>" in (tmp_path / "runs/mine/report.html").read_text()
 
-    (place / "runs.py").write_text(EXPERIMENT.replace("depth=2)", "depth=2, share=2.0)"))
-    failed = command("grid", "mine", "--out", "runs/other", cwd=tmp_path)
-    assert failed.returncode == 1
-    assert "2 runs failed" in failed.stdout
+    (place / "runs.py").write_text(EXPERIMENT.replace("depth=2)", "depth=2, share=2.0)").replace('"student_only", ', ""))
+    failed = runner.invoke(commands.app, ["grid", "mine", "--out", "runs/other"], catch_exceptions=False)
+    assert failed.exit_code == 1
+    assert "1 runs failed" in failed.stdout
     assert "It is not in (0, 1]" in failed.stdout
 
 
-def test_exit_codes_and_the_three_lines_in_a_shell(tmp_path):
-    wrong = command("run", "--method", "dcr_dgf", cwd=tmp_path)
-    assert wrong.returncode == 1
-    assert wrong.stderr.splitlines()[0] == "ConfigError: the method 'dcr_dgf' was asked for."
-    assert "Traceback" not in wrong.stderr
-    assert command("no_such_command", cwd=tmp_path).returncode == 2
+def leave(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
+    """Call the installed program's function and return what it leaves with."""
+    monkeypatch.setattr(sys, "argv", ["segue", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return caught.value.code
 
 
-WITHOUT_TYPER = """
-import sys
-sys.modules["typer"] = None
-from segue.cli import main
-main()
-"""
+def test_exit_codes_and_the_three_lines_in_a_shell(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert leave(monkeypatch, "run", "--method", "dcr_dgf") == 1
+    said = capsys.readouterr().err
+    assert said.splitlines()[0] == "ConfigError: the method 'dcr_dgf' was asked for."
+    assert "Traceback" not in said
+    assert leave(monkeypatch, "no_such_command") == 2
 
 
-def test_without_typer_there_is_one_sentence():
-    process = subprocess.run([sys.executable, "-c", WITHOUT_TYPER], capture_output=True, text=True)
-    assert process.returncode == 1
-    assert process.stderr.strip() == "The segue command needs typer, which is not installed: pip install 'segue[lab]'"
+def test_without_typer_there_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "segue.commands")
+    monkeypatch.delattr(segue, "commands")
+    said = leave(monkeypatch)  # Python prints it and leaves with 1
+    assert said == "The segue command needs typer, which is not installed: pip install 'segue[lab]'"
 
 
-def test_completion_can_be_shown():
-    environment = {**os.environ, "_SEGUE_COMPLETE": "complete_bash", "COMP_WORDS": "segue me", "COMP_CWORD": "1"}
-    process = [sys.executable, "-c", "from segue.cli import main; main()"]
-    shown = subprocess.run(process, capture_output=True, text=True, env=environment)
-    assert shown.stdout.split() == ["methods"]
+def test_completion_can_be_shown(monkeypatch, capsys):
+    for name, value in {"_SEGUE_COMPLETE": "complete_bash", "COMP_WORDS": "segue me", "COMP_CWORD": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert leave(monkeypatch) == 0
+    assert capsys.readouterr().out.split() == ["methods"]
 
 
 def test_every_error_of_a_command_is_one_of_ours():
