@@ -182,6 +182,22 @@ def test_train_all_trains_the_backbone_and_leaves_a_users_frozen_part_frozen():
     assert not any(".teacher." in name or name.startswith("head") for name in changed)
 
 
+def test_of_a_backbone_frozen_in_part_only_the_rest_is_kept_and_saved(tmp_path):
+    """A model with adapters (LoRA) is frozen but for them: a checkpoint must not hold the whole of it."""
+    model = Net().train()
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    handover = segue.replace_(model, segue.Plan(sites=SITES, train="all"), total_steps=10)
+    assert list(handover.backbone_that_changes()) == ["head.weight", "head.bias"]
+    train(handover, optimizer_for(handover), 3)
+    segue.save(handover, tmp_path)
+    resumed = Net().train()
+    resumed.blocks.requires_grad_(False)
+    segue.load_(resumed, tmp_path)
+    assert same_state(resumed.state_dict(), model.state_dict())
+    assert same_state(handover.cancel_().state_dict(), Net().state_dict())
+
+
 def test_a_frozen_backbone_keeps_dropout_off_and_statistics_still():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
     handover = segue.replace_(model, segue.Plan(sites="3"), total_steps=5)

@@ -134,7 +134,8 @@ class Handover:
         """Return what training changes outside the sites, by name; nothing while the backbone is frozen."""
         state = self.model.state_dict(keep_vars=True)
         if self.plan.train == "all":
-            return dict(self._backbone(iter(state.items())))
+            frozen = {name for name, p in self.model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+            return {name: x for name, x in self._backbone(iter(state.items())) if name not in frozen}
         if self.plan.backbone == "train":
             buffers = {name for name, _ in self.model.named_buffers()}
             return {name: x for name, x in self._backbone(iter(state.items())) if name in buffers}
@@ -280,7 +281,7 @@ class Handover:
             )
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield what trains: the students, and with train="all" the backbone too; never a teacher."""
+        """Yield what trains: the students, and with train="all" what of the backbone was not frozen; never a teacher."""
         return (parameter for _, parameter in self.named_parameters())
 
     def units(self) -> list[nn.Module]:

@@ -35,7 +35,7 @@ class Plan:
     schedule: Schedule = field(default_factory=aggr20)
     guidance: PairLoss | None = None
     distill: LogitDistillation | None = None
-    train: Literal["students", "all"] = "students"
+    train: Literal["students", "all"] = "students"  # "all": also the backbone, but for what was frozen before (PEFT does)
     backbone: Literal["eval", "train"] = "eval"  # with train="students": dropout and batch statistics around the sites
     teacher_gradient: bool | None = None  # let the gradient pass the teacher to its input (never its weights); None: at spans
     release: bool = False  # free each teacher at takeover
