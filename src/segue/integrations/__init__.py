@@ -1,0 +1,1 @@
+"""Segue inside other training frameworks: one callback each."""
