@@ -47,10 +47,9 @@ def mixed(
     if isinstance(operator, Linformer):
         return linformer(geometry, mixer, q, k, v)
     if isinstance(operator, SlidingWindow):
-        near = distance(tokens).abs() < operator.window
-        near[:, : operator.global_tokens] = True
-        near[: operator.global_tokens] = True
-        return softmax_weights(logits(geometry, q, k), seen & near) @ v
+        first = keep & (keep.cumsum(1) <= operator.global_tokens)  # padding before a sequence is no token of it
+        near = (distance(tokens).abs() < operator.window) | first[:, None, :] | first[:, :, None]
+        return softmax_weights(logits(geometry, q, k), seen & near[:, None]) @ v
     if isinstance(operator, WindowedLinear):
         return normalised(windowed_weights(operator, geometry, mixer, q, k, seen)) @ v
     if isinstance(operator, Nystrom):

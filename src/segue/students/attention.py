@@ -47,7 +47,10 @@ class Operator:
 
 
 class Attention(nn.Module):
-    """Project to queries, keys and values, mix, and project back."""
+    """Project to queries, keys and values, mix, and project back.
+
+    Called with a Hugging Face cache, a causal recurrent mixer keeps its state there.
+    """
 
     def __init__(self, geometry: Geometry, interface: Interface, mixer: Mixer) -> None:
         super().__init__()
@@ -82,7 +85,6 @@ class Attention(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         call = self.interface.receive(*args, **kwargs)
         causal = self.causal if call.causal is None else call.causal
-        keep, mask = call.keep, call.mask
         v = self._heads(self.value, call.x)  # (batch, heads, tokens, head size)
         q = (
             every_head(v, self.heads)
@@ -90,20 +92,45 @@ class Attention(nn.Module):
             else self._rotated(self._heads(self.query, call.x, self.query_norm), call)
         )
         k = v if self.key is None else self._rotated(self._heads(self.key, call.x, self.key_norm), call)
-        tokens = q.shape[2]
-        if call.cache is not None:
-            cache = getattr(call.cache, "self_attention_cache", call.cache)  # of an encoder and a decoder
-            k, v = cache.update(k, v, self.layer_idx)
-            filled = min(k.shape[2], int(cache.get_seq_length(self.layer_idx)))  # a static cache has room for more
-            k, v = k[:, :, :filled], v[:, :, :filled]
-            keep, mask = (None if x is None else x[..., :filled] for x in (keep, mask))
-            q = F.pad(q, (0, 0, k.shape[2] - tokens, 0))  # the past asks nothing; its keys and values are remembered
-        self.understand(mask, keep, causal)
-        y = self.mixer(q, k, v, keep, causal)[:, :, -tokens:]
+        if call.cache is None:
+            self.understand(call.mask, call.keep, causal)
+            y = self.mixer(q, k, v, call.keep, causal)
+        elif causal and self.mixer.recurrent:
+            y = self._after_a_state(q, k, v, call)
+        else:
+            y = self._after_keys_and_values(q, k, v, call, causal)
         y = y.transpose(1, 2).flatten(2)  # (batch, tokens, heads * head size)
         if self.output is not None:
             y = self.output_dropout(self.output(y))
         return self.interface.answer(y)
+
+    def _after_a_state(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        """Go on from what the cache remembers, at a cost that does not grow with it."""
+        from segue.students.cache_layer import state_layer
+
+        assert self.layer_idx is not None
+        layer = state_layer(call.cache, self.layer_idx)
+        seen = layer.seen + q.shape[2]
+        keep, mask = (None if x is None else x[..., :seen] for x in (call.keep, call.mask))  # a static cache has room for more
+        self.understand(mask, keep, causal=True)
+        keep = None if keep is None else keep[:, -q.shape[2] :]
+        past = layer.past(self.mixer)
+        y: Tensor = self.mixer.follow(q, k, v, keep, past) if past else self.mixer(q, k, v, keep, causal=True)
+        layer.add(k, v, keep, self.mixer)
+        return y
+
+    def _after_keys_and_values(self, q: Tensor, k: Tensor, v: Tensor, call: Call, causal: bool) -> Tensor:
+        """Mix with all keys and values that the cache holds."""
+        cache = getattr(call.cache, "self_attention_cache", call.cache)  # of an encoder and a decoder
+        k, v = cache.update(k, v, self.layer_idx)
+        filled = min(k.shape[2], int(cache.get_seq_length(self.layer_idx)))  # a static cache has room for more
+        k, v = k[:, :, :filled], v[:, :, :filled]
+        keep, mask = (None if x is None else x[..., :filled] for x in (call.keep, call.mask))
+        self.understand(mask, keep, causal)
+        tokens = q.shape[2]
+        q = F.pad(q, (0, 0, filled - tokens, 0))  # the past asks nothing; its keys and values are remembered
+        y: Tensor = self.mixer(q, k, v, keep, causal)
+        return y[:, :, -tokens:]
 
     def _heads(self, project: nn.Linear | None, x: Tensor, norm: nn.Module | None = None) -> Tensor:
         assert project is not None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
 
 from segue.errors import StudentError
 
+State: TypeAlias = dict[str, Tensor]  # what a causal mixer remembers of the past; every tensor has the batch first
+
+PIECE = 128  # tokens that follow a state are mixed so many at a time
 EPSILON = 1e-6  # the least sum of positive weights that is divided by
 
 
@@ -19,22 +24,61 @@ class Mixer(nn.Module):
 
     uses: tuple[str, ...] = ("query", "key", "value")
     can_be_causal = False
+    recurrent = False  # causal tokens can follow a state: `recall` and `remember` exist
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, causal: bool = False) -> Tensor:
         if causal and not self.can_be_causal:
             raise refuse_causal(type(self).__name__.removesuffix("Mixer"))
+        with _full_precision(v):
+            y = self.mix(q.to(_wide(q.dtype)), *_prepared(k, v, keep), keep, causal)
+        return y.to(v.dtype)
+
+    def follow(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> Tensor:
+        """Mix tokens that come after those a state remembers."""
         given = v.dtype
-        with torch.autocast("cpu" if v.is_meta else v.device.type, enabled=False):
-            if given in (torch.float16, torch.bfloat16):
-                q, k, v = q.float(), k.float(), v.float()
-            if keep is not None:
-                hidden = ~keep[:, None, :, None]  # (batch, 1, tokens, 1)
-                k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
-            y = self.mix(q, k, v, keep, causal)
-        return y.to(given)
+        with _full_precision(v):
+            q, (k, v) = q.to(_wide(q.dtype)), _prepared(k, v, keep)
+            outputs = []
+            for begin in range(0, q.shape[2], PIECE):
+                piece = slice(begin, begin + PIECE)
+                kept = None if keep is None else keep[:, piece]
+                outputs.append(self.recall(q[:, :, piece], k[:, :, piece], v[:, :, piece], kept, state))
+                if begin + PIECE < q.shape[2]:
+                    state = self.remember(k[:, :, piece], v[:, :, piece], kept, state)
+        return torch.cat(outputs, dim=2).to(given)
+
+    def after(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
+        """Return what is remembered after these tokens too."""
+        with _full_precision(v):
+            return self.remember(*_prepared(k, v, keep), keep, state)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
         raise NotImplementedError
+
+    def recall(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> Tensor:
+        """Mix a few causal tokens with each other and with a state."""
+        raise NotImplementedError
+
+    def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
+        """Add tokens to a state, or begin one."""
+        raise NotImplementedError
+
+
+def _full_precision(like: Tensor) -> torch.autocast:
+    return torch.autocast("cpu" if like.is_meta else like.device.type, enabled=False)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _prepared(k: Tensor, v: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return keys and values in at least float32, with zeros at padding."""
+    k, v = k.to(_wide(k.dtype)), v.to(_wide(v.dtype))
+    if keep is None:
+        return k, v
+    hidden = ~keep[:, None, :, None]  # (batch, 1, tokens, 1)
+    return k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
 
 
 def refuse_causal(operator: str) -> StudentError:
@@ -50,6 +94,11 @@ def every_head(x: Tensor, heads: int) -> Tensor:
     """Give each query head its keys or values where several heads share them."""
     groups = heads // x.shape[1]
     return x if groups == 1 else x.repeat_interleave(groups, dim=1)
+
+
+def all_kept(like: Tensor) -> Tensor:
+    """Mark every token of (batch, heads, tokens, head size) as one that counts."""
+    return torch.ones(like.shape[0], like.shape[2], dtype=torch.bool, device=like.device)
 
 
 def softmax_where(scores: Tensor, seen: Tensor | None) -> Tensor:

@@ -10,13 +10,14 @@ from segue.students.attention import Operator
 from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import causal_sums
 from segue.students.mixers.feature_maps import FeatureMap, feature_map
-from segue.students.mixing import Mixer, divided, every_head, with_ones
+from segue.students.mixing import Mixer, State, divided, every_head, with_ones
 
 
 class LinearMixer(Mixer):
     """sum over s of (f(q_t) . f(k_s)) v_s, divided by the sum of the weights."""
 
     can_be_causal = True
+    recurrent = True
 
     def __init__(self, kind: FeatureMap, heads: int, key_heads: int, head_size: int) -> None:
         super().__init__()
@@ -24,13 +25,29 @@ class LinearMixer(Mixer):
         self.of_keys = feature_map(kind, key_heads, head_size)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
-        q, k = self.of_queries(q), self.of_keys(k)  # (batch, heads, tokens, features)
-        if keep is not None:
-            k = k.masked_fill(~keep[:, None, :, None], 0.0)
-        heads = q.shape[1]
         if causal:
-            return divided(causal_sums(q, every_head(k, heads), with_ones(every_head(v, heads))))
-        return divided(q @ every_head(k.transpose(-1, -2) @ with_ones(v), heads))
+            return divided(self._causal(self.of_queries(q), k, v, keep))
+        return divided(self.of_queries(q) @ every_head(self._sums(k, v, keep), q.shape[1]))
+
+    def recall(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> Tensor:
+        q = self.of_queries(q)
+        return divided(self._causal(q, k, v, keep) + q @ every_head(state["sums"], q.shape[1]))
+
+    def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
+        sums = self._sums(k, v, keep)
+        return {"sums": sums if state is None else state["sums"] + sums}
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+        heads = q.shape[1]
+        return causal_sums(q, every_head(self._features(k, keep), heads), with_ones(every_head(v, heads)))
+
+    def _sums(self, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+        """Sum f(k_s) (v_s, 1) over the tokens, (batch, key heads, features, head size + 1)."""
+        return self._features(k, keep).transpose(-1, -2) @ with_ones(v)
+
+    def _features(self, k: Tensor, keep: Tensor | None) -> Tensor:
+        k = self.of_keys(k)  # (batch, key heads, tokens, features)
+        return k if keep is None else k.masked_fill(~keep[:, None, :, None], 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

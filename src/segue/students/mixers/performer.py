@@ -10,7 +10,7 @@ from torch import Tensor
 from segue.students.attention import Operator, positive
 from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import causal_sums_in_logs
-from segue.students.mixing import Mixer, divided, every_head, with_ones
+from segue.students.mixing import Mixer, State, divided, every_head, with_ones
 
 LEAST = 1e-30  # features are scaled by their largest, so their products may be small and right
 
@@ -19,6 +19,7 @@ class PerformerMixer(Mixer):
     """Linear attention with f(x)_j = exp(w_j . x - |x|^2 / 2), whose products average to exp(scale q . k)."""
 
     can_be_causal = True
+    recurrent = True
     directions: Tensor  # (features, head size)
 
     def __init__(self, features: int, head_size: int, scale: float) -> None:
@@ -38,22 +39,56 @@ class PerformerMixer(Mixer):
         self.directions.copy_(orthogonal_directions(features, size, torch.Generator().manual_seed(seed)))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
-        directions = self.directions.to(q.dtype).T * self.root_scale
-        q = q @ directions  # logarithms of features; what does not depend on the feature divides out
-        q = q.sub_(q.detach().amax(-1, keepdim=True)).exp_()
-        squares = (k * self.root_scale).square().sum(-1, keepdim=True)
-        k = (k @ directions).sub_(squares / 2)
-        logs = k.detach().amax(-1, keepdim=True)  # (batch, heads, tokens, 1): how large each key's features are
-        k = k.sub_(logs).exp_()
-        if keep is not None:
-            logs = logs.masked_fill(~keep[:, None, :, None], -torch.inf)
+        q, (k, logs) = self._of_queries(q), self._of_keys(k, keep)
         heads, v = q.shape[1], with_ones(v)
         if causal:
             parts = (every_head(x, heads) for x in (k, v, logs))
             return divided(causal_sums_in_logs(q, *parts), LEAST)
-        largest = logs.amax(2, keepdim=True).clamp_min(torch.finfo(k.dtype).min / 4)
+        largest = _finite(logs.amax(2, keepdim=True))
         v = v * (logs - largest).exp()  # fewer numbers than the features
         return divided(q @ every_head(k.transpose(-1, -2) @ v, heads), LEAST)
+
+    def recall(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> Tensor:
+        q, (k, logs) = self._of_queries(q), self._of_keys(k, keep)
+        heads = q.shape[1]
+        here = causal_sums_in_logs(q, *(every_head(x, heads) for x in (k, with_ones(v), logs)))
+        before = q @ every_head(state["sums"], heads)
+        largest, past = every_head(_finite(logs.cummax(2).values), heads), every_head(state["largest"], heads)
+        of_both = torch.maximum(largest, past)
+        return divided(here * (largest - of_both).exp() + before * (past - of_both).exp(), LEAST)
+
+    def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
+        k, logs = self._of_keys(k, keep)
+        largest = _finite(logs.amax(2, keepdim=True))  # (batch, key heads, 1, 1)
+        if state is not None:
+            largest = torch.maximum(largest, state["largest"])
+        sums = k.transpose(-1, -2) @ (with_ones(v) * (logs - largest).exp())
+        if state is not None:
+            sums = sums + state["sums"] * (state["largest"] - largest).exp()
+        return {"sums": sums, "largest": largest}
+
+    def _of_queries(self, q: Tensor) -> Tensor:
+        """Return features that are divided by their largest: what does not depend on the feature divides out."""
+        q = q @ self._scaled_directions(q.dtype)
+        features: Tensor = q.sub_(q.detach().amax(-1, keepdim=True)).exp_()
+        return features
+
+    def _of_keys(self, k: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return features divided by their largest, and its logarithm, (batch, key heads, tokens, 1), -inf at padding."""
+        squares = (k * self.root_scale).square().sum(-1, keepdim=True)
+        k = (k @ self._scaled_directions(k.dtype)).sub_(squares / 2)
+        logs = k.detach().amax(-1, keepdim=True)
+        k = k.sub_(logs).exp_()
+        return k, logs if keep is None else logs.masked_fill(~keep[:, None, :, None], -torch.inf)
+
+    def _scaled_directions(self, dtype: torch.dtype) -> Tensor:
+        scaled: Tensor = self.directions.to(dtype).T * self.root_scale
+        return scaled
+
+
+def _finite(logs: Tensor) -> Tensor:
+    """Return logarithms whose differences are numbers, also where nothing has been seen."""
+    return logs.clamp_min(torch.finfo(logs.dtype).min / 4)
 
 
 @dataclass(frozen=True, kw_only=True)

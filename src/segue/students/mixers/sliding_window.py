@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,61 +11,107 @@ from torch import Tensor
 from segue.students.attention import Operator, positive
 from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import distances, join, neighbours, reach, split, within
-from segue.students.mixing import Mixer, every_head, softmax_where
+from segue.students.mixing import Mixer, State, all_kept, every_head, softmax_where
 
 SMALLEST_BLOCK = 64  # so that narrow windows still make products worth their overhead
+
+
+class Firsts(NamedTuple):
+    """The global tokens: the first of each sequence that are not padding."""
+
+    k: Tensor  # (batch, heads, count, head size)
+    v: Tensor
+    there: Tensor  # (batch, count), False where a sequence has fewer
+    places: Tensor  # (batch, count), counted from the first token of this call, so negative for earlier ones
 
 
 class SlidingWindowMixer(Mixer):
     """Softmax over the tokens less than `window` away, and over the first `global_tokens`, which themselves see everything."""
 
     can_be_causal = True
+    recurrent = True
 
     def __init__(self, window: int, global_tokens: int, scale: float) -> None:
         super().__init__()
         self.window, self.global_tokens, self.scale = window, global_tokens, scale
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
-        heads, tokens = q.shape[1], q.shape[2]
-        k, v = every_head(k, heads), every_head(v, heads)
+        k, v = every_head(k, q.shape[1]), every_head(v, q.shape[1])
         q = q * self.scale
-        if keep is None:
-            keep = torch.ones(q.shape[0], tokens, dtype=torch.bool, device=q.device)
-        first = min(self.global_tokens, tokens)
-        local = self._local(q, k, v, keep, first, causal)
-        if not first:
+        keep = all_kept(k) if keep is None else keep
+        firsts = self._firsts(k, v, keep, None)
+        local = self._local(q, k, v, keep, firsts, causal)
+        if causal or not self.global_tokens:
             return local
-        seen = keep[:, None, None, :]
-        if causal:
-            seen = seen & torch.ones(first, tokens, dtype=torch.bool, device=q.device).tril()
-        whole = softmax_where(q[:, :, :first] @ k.transpose(-1, -2), seen) @ v
-        return torch.cat([whole, local[:, :, first:]], dim=2)
+        whole = softmax_where(_taken(q, firsts.places) @ k.transpose(-1, -2), keep[:, None, None, :]) @ v
+        return local.scatter(2, firsts.places[:, None, :, None].expand_as(whole), whole)
 
-    def _local(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, first: int, causal: bool) -> Tensor:
+    def recall(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> Tensor:
+        heads, tokens, past = q.shape[1], q.shape[2], state["k"].shape[2]
+        keep = all_kept(k) if keep is None else keep
+        firsts = self._firsts(k, v, keep, state)
+        place = torch.arange(tokens, device=q.device)[:, None]
+        near = within(self.window, torch.arange(-past, tokens, device=q.device) - place, causal=True)
+        local = torch.cat([state["local"], self._local_keys(keep, state["count"])], dim=1)
+        theirs = firsts.there[:, None] & (firsts.places[:, None] <= place)  # (batch, tokens, count)
+        seen = torch.cat([local[:, None] & near, theirs], dim=-1)[:, None]
+        k = every_head(torch.cat([state["k"], k, firsts.k], dim=2), heads)
+        v = every_head(torch.cat([state["v"], v, firsts.v], dim=2), heads)
+        return softmax_where(q * self.scale @ k.transpose(-1, -2), seen) @ v
+
+    def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
+        keep = all_kept(k) if keep is None else keep
+        firsts = self._firsts(k, v, keep, state)
+        local, count = self._local_keys(keep, 0 if state is None else state["count"]), keep.sum(1, keepdim=True)
+        if state is not None:
+            k, v = torch.cat([state["k"], k], dim=2), torch.cat([state["v"], v], dim=2)
+            local, count = torch.cat([state["local"], local], dim=1), count + state["count"]
+        cut = max(0, k.shape[2] - self.window + 1)
+        window = {"k": k[:, :, cut:], "v": v[:, :, cut:], "local": local[:, cut:], "count": count}
+        return window | {"first_k": firsts.k, "first_v": firsts.v, "first_there": firsts.there}
+
+    def _firsts(self, k: Tensor, v: Tensor, keep: Tensor, state: State | None) -> Firsts:
+        earlier = 0
+        if state is not None:
+            earlier = state["first_k"].shape[2]
+            k, v = torch.cat([state["first_k"], k], dim=2), torch.cat([state["first_v"], v], dim=2)
+            keep = torch.cat([state["first_there"], keep], dim=1)
+        places = (~keep).byte().argsort(dim=1, stable=True)[:, : self.global_tokens]
+        return Firsts(_taken(k, places), _taken(v, places), keep.gather(1, places), places - earlier)
+
+    def _local(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor, firsts: Firsts, causal: bool) -> Tensor:
         tokens = q.shape[2]
         size = min(max(self.window, SMALLEST_BLOCK), tokens)
         sides = reach(tokens, size, causal)
         near = within(self.window, distances(size, sides, q.device), causal)
-        position = torch.arange(tokens, device=q.device)
-        local_keys = (keep & (position >= first))[:, None, :, None]  # global keys are seen through their own columns
+        local_keys = self._local_keys(keep)[:, None, :, None]
         seen = neighbours(split(local_keys, size), sides).transpose(-1, -2) & near
-        scores = split(q, size) @ neighbours(split(k, size), sides).transpose(-1, -2)
+        q = split(q, size)
+        scores = q @ neighbours(split(k, size), sides).transpose(-1, -2)
         values = neighbours(split(v, size), sides)  # (batch, heads, blocks, keys, head size)
-        if not first:
+        count = firsts.there.shape[1]
+        if not count:
             return join(softmax_where(scores, seen) @ values, tokens)
-        everywhere = split(q, size) @ k[:, :, None, :first].transpose(-1, -2)
-        theirs = keep[:, None, None, None, :first].expand(-1, -1, *everywhere.shape[2:])
+        everywhere = q @ firsts.k[:, :, None].transpose(-1, -2)
+        theirs = firsts.there[:, None, None, None].expand(-1, -1, *everywhere.shape[2:])
+        if causal:
+            place = torch.arange(q.shape[2] * size, device=q.device).reshape(q.shape[2], size, 1)
+            theirs = theirs & (firsts.places[:, None, None, None] <= place)
         weights = softmax_where(torch.cat([scores, everywhere], -1), torch.cat([seen.expand_as(scores[:, :1]), theirs], -1))
-        local, theirs = weights[..., :-first], weights[..., -first:]
-        return join(local @ values + theirs @ v[:, :, None, :first], tokens)
+        near_weights, theirs = weights[..., :-count], weights[..., -count:]
+        return join(near_weights @ values + theirs @ firsts.v[:, :, None], tokens)
+
+    def _local_keys(self, keep: Tensor, before: Tensor | int = 0) -> Tensor:
+        """Mark the tokens that are seen from near only: the global ones are seen through columns of their own."""
+        return keep & (keep.cumsum(1) + before > self.global_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindow(Operator):
     """Softmax attention to the tokens less than `window` away and to the first `global_tokens` of the sequence.
 
-    In a causal model a token sees itself and the `window - 1` before it. Unlike Longformer, global tokens use the same
-    projections as the others.
+    In a causal model a token sees itself and the `window - 1` before it. Padding before a sequence does not count. Unlike
+    Longformer, global tokens use the same projections as the others.
     """
 
     window: int = 64
@@ -73,3 +120,8 @@ class SlidingWindow(Operator):
     def mixer(self, geometry: Geometry) -> Mixer:
         global_tokens = self.global_tokens and positive("global_tokens", self.global_tokens)
         return SlidingWindowMixer(positive("window", self.window), global_tokens, geometry.logit_scale)
+
+
+def _taken(x: Tensor, places: Tensor) -> Tensor:
+    """Take the tokens at (batch, count) places out of (batch, heads, tokens, n)."""
+    return x.gather(2, places[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))

@@ -13,7 +13,7 @@ from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import distances, join, neighbours, reach, split, sums_after, sums_before, within
 from segue.students.mixers.feature_maps import FeatureMap, feature_map
 from segue.students.mixers.sliding_window import SMALLEST_BLOCK
-from segue.students.mixing import Mixer, divided, every_head, hiding, with_ones
+from segue.students.mixing import Mixer, State, all_kept, divided, every_head, hiding, with_ones
 
 
 class WindowedLinearMixer(Mixer):
@@ -23,6 +23,7 @@ class WindowedLinearMixer(Mixer):
     """
 
     can_be_causal = True
+    recurrent = True
 
     def __init__(self, window: int, kind: FeatureMap, heads: int, key_heads: int, head_size: int, scale: float) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class WindowedLinearMixer(Mixer):
         q_features, k_features = self.of_queries(q), every_head(self.of_keys(k), heads)
         k, v = every_head(k, heads), with_ones(every_head(v, heads))
         if keep is None:
-            keep = torch.ones(q.shape[0], tokens, dtype=torch.bool, device=q.device)
+            keep = all_kept(k)
         else:
             v = v * keep[:, None, :, None]  # the ones too: padding then adds to no sum
         size = min(max(self.window, SMALLEST_BLOCK), tokens)
@@ -54,11 +55,7 @@ class WindowedLinearMixer(Mixer):
         far = (~near & (distance <= 0) if causal else ~near).to(q.dtype)
 
         scores = q @ neighbours(k, sides).transpose(-1, -2)  # (batch, heads, blocks, size, keys)
-        scores = scores.add_(hiding(neighbours(kept, sides).transpose(-1, -2) & near, q.dtype))
-        largest = scores.amax(-1, keepdim=True).clamp_min(
-            torch.finfo(q.dtype).min / 2
-        )  # where nothing is seen, nothing is left
-        sharp = (scores - (largest - F.logsigmoid(self.near_share.to(q.dtype))[:, None])).exp_()
+        sharp = self._sharp(scores, neighbours(kept, sides).transpose(-1, -2) & near, self.near_share[:, None])
         soft = (q_features @ neighbours(k_features, sides).transpose(-1, -2)).mul_(far)
         sums = soft.add_(sharp) @ neighbours(v, sides)
         states = k_features.transpose(-1, -2) @ v  # (batch, heads, blocks, features, head size + 1)
@@ -66,6 +63,42 @@ class WindowedLinearMixer(Mixer):
             others = sums_before(states, 2) if causal else sums_before(states, 2) + sums_after(states, 2)
             sums = sums + q_features @ others
         return join(divided(sums), tokens)
+
+    def recall(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> Tensor:
+        heads, tokens, past = q.shape[1], q.shape[2], state["k"].shape[2]
+        k, v, kept = self._window(k, v, keep, state)
+        distance = torch.arange(-past, tokens, device=q.device) - torch.arange(tokens, device=q.device)[:, None]
+        near = within(self.window, distance, causal=True)
+        scores = (q * self.scale) @ every_head(k, heads).transpose(-1, -2)
+        weights = self._sharp(scores, kept[:, None, None] & near, self.near_share)
+        q_features = self.of_queries(q)
+        if tokens > 1:  # some of them are farther than the window from each other or from the past
+            k_features = every_head(self.of_keys(k), heads)
+            far = (~near & (distance <= 0)).to(q.dtype)
+            weights = weights + (q_features @ k_features.transpose(-1, -2)) * far
+        v = with_ones(v) * kept[:, None, :, None]
+        return divided(weights @ every_head(v, heads) + q_features @ every_head(state["sums"], heads))
+
+    def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
+        k, v, kept = self._window(k, v, keep, state)
+        cut = max(0, k.shape[2] - self.window + 1)  # what lies before has left every later window
+        sums = self.of_keys(k[:, :, :cut]).transpose(-1, -2) @ (with_ones(v[:, :, :cut]) * kept[:, None, :cut, None])
+        if state is not None:
+            sums = sums + state["sums"]
+        return {"k": k[:, :, cut:], "v": v[:, :, cut:], "kept": kept[:, cut:], "sums": sums}
+
+    def _window(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Put the tokens that a state holds before new ones."""
+        keep = all_kept(k) if keep is None else keep
+        if state is None:
+            return k, v, keep
+        return torch.cat([state["k"], k], 2), torch.cat([state["v"], v], 2), torch.cat([state["kept"], keep], 1)
+
+    def _sharp(self, scores: Tensor, seen: Tensor, near_share: Tensor) -> Tensor:
+        """Return the weights of what is near: g exp(score - largest); where nothing is seen, nothing is left."""
+        scores = scores.add_(hiding(seen, scores.dtype))
+        largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min / 2)
+        return (scores - (largest - F.logsigmoid(near_share.to(scores.dtype)))).exp_()
 
 
 @dataclass(frozen=True, kw_only=True)
