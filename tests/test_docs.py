@@ -1,8 +1,17 @@
-"""The docs are true: their code runs, their links lead somewhere, their tables are the program's own."""
+"""The docs are true: their code runs, their links lead somewhere, their tables are the program's own.
+
+PYTHONPATH=tests python tests/test_docs.py    # draws the pictures of the guides anew, by the guides' own code
+"""
 
 import ast
+import importlib
+import os
 import re
+from contextlib import redirect_stdout
+from dataclasses import is_dataclass
+from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,28 +19,47 @@ from tiny import Net, batch
 from torch.nn import functional as F
 
 import segue
+from segue.students.attention import Operator
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "segue"
+GUIDES = ROOT / "docs" / "guides"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+OPERATORS = {name for name, made in vars(segue.students).items() if isinstance(made, type) and issubclass(made, Operator)}
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r"\s*^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    code: str
+    printed: str | None  # what the page says it prints: a block of text right behind it
 
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def python_blocks(page: Path) -> list[str]:
+def python_blocks(page: Path) -> list[Block]:
     """Return the code to run, each block at its own line so that a traceback points into the page."""
     text = page.read_text(encoding="utf-8")
-    found = [(match[1].split(), "\n" * (text.count("\n", 0, match.start()) + 1) + match[2]) for match in FENCE.finditer(text)]
-    kinds = {" ".join(info) for info, _ in found}
-    assert not any("python" in kind for kind in kinds - {"python", "python no-run"}), kinds
-    return [code for info, code in found if info == ["python"]]
+    blocks = []
+    for match in FENCE.finditer(text):
+        kind = match[1]
+        assert kind in ("python", "python no-run") or "python" not in kind, kind
+        if kind == "python":
+            printed = PRINTED.match(text, match.end())
+            line = text.count("\n", 0, match.start()) + 1
+            blocks.append(Block("\n" * line + match[2], printed and printed[1]))
+    return blocks
+
+
+def brings_its_own_model(page: Path) -> bool:
+    """Tell the pages that people paste from top to bottom: the front page and the guides."""
+    return page == ROOT / "README.md" or page.parent == GUIDES
 
 
 def prepared() -> dict[str, object]:
-    """Make what the pages call yours: a model with attention at blocks.*.attn, and batches of one epoch."""
+    """Make what the other pages call yours: a model with attention at blocks.*.attn, and batches of one epoch."""
     return {
         "torch": torch,
         "F": F,
@@ -41,14 +69,35 @@ def prepared() -> dict[str, object]:
     }
 
 
+def run(page: Path) -> None:
+    """Run a page from top to bottom, and compare what it prints with what it says it prints."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        names = {} if brings_its_own_model(page) else prepared()
+        for block in python_blocks(page):
+            with redirect_stdout(StringIO()) as out:
+                exec(compile(block.code, str(page), "exec"), names)
+            assert block.printed is None or out.getvalue() == block.printed
+    torch.set_num_threads(threads)
+
+
+def pictures(page: Path) -> set[str]:
+    """Return the pictures that a page's own code draws."""
+    return set(re.findall(r"\]\(\.\./figures/(guide-[\w-]+\.png)\)", page.read_text(encoding="utf-8")))
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
 def test_the_code_on_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        names = {} if page.name == "README.md" and page.parent == ROOT else prepared()  # the front page brings its own model
-        for code in python_blocks(page):
-            exec(compile(code, str(page), "exec"), names)
+    run(page)
+    if page.parent == GUIDES:
+        assert {path.name for path in tmp_path.glob("*.png")} == pictures(page)
+
+
+def test_the_guides_begin_with_one_and_the_same_model():
+    first, *others = [python_blocks(page)[0].code.strip() for page in sorted(GUIDES.glob("[125]-*.md"))]
+    assert others == [first, first]
 
 
 def test_hardly_any_code_is_left_out():
@@ -81,6 +130,26 @@ def test_every_method_has_a_card_and_the_front_page_lists_it():
         card = ROOT / "docs" / "cards" / f"{method}.md"
         assert f"segue.methods.{method}(" in card.read_text(encoding="utf-8")
         assert f"(docs/cards/{method}.md)" in front
+
+
+def test_every_operator_has_a_card_with_what_is_measured_now(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "tools")
+    measured = importlib.import_module("measured")
+    overview = (ROOT / "docs" / "cards" / "README.md").read_text(encoding="utf-8")
+    assert set(measured.NAMES) == OPERATORS
+    for operator in OPERATORS:
+        card = (ROOT / "docs" / "cards" / f"{operator}.md").read_text(encoding="utf-8")
+        assert f"segue.students.{operator}(" in card
+        assert f"[`{operator}`]({operator}.md)" in overview
+        assert card == measured.up_to_date(operator), "run: python docs/tools/measured.py"
+
+
+def test_every_student_gate_schedule_and_loss_is_mentioned_on_a_page():
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent != ROOT / "docs" / "api")
+    for room in (segue.students, segue.gates, segue.schedules, segue.losses):
+        for name, thing in vars(room).items():
+            if is_dataclass(thing) and not name.startswith("_"):
+                assert f"{name}(" in pages or f"`{name}`" in pages, name
 
 
 def test_the_table_of_the_cards_is_the_programs():
@@ -147,3 +216,14 @@ def test_the_citation_is_of_this_version():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {segue.__version__}\n" in citation
     assert segue.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def draw_the_pictures_of_the_guides() -> None:
+    os.chdir(ROOT / "docs" / "figures")
+    for page in sorted(GUIDES.glob("*.md")):
+        if pictures(page) and python_blocks(page):
+            run(page)
+
+
+if __name__ == "__main__":
+    draw_the_pictures_of_the_guides()
