@@ -95,27 +95,27 @@ def test_docstrings_are_shown_as_they_are_meant(site):
     for name, page in site.pages.items():
         if name.startswith("api/"):
             assert "blockquote" not in page.kinds, name  # an example that was not recognised: >>> quotes in Markdown
+            assert not page.kinds & {"class", "name", "site", "step"}, name  # <words> that were read as HTML
 
 
 def test_the_reference_knows_every_public_name(site):
     known = {place for name, page in site.pages.items() if name.startswith("api/") for place in page.ids}
     shown = [thing for place in known if (thing := named(place)) is not None]
     assert len(shown) > 150
-    missing = [name for name in public_names() if name not in known and not any(named(name) is thing for thing in shown)]
+    missing = [name for name, public in public_names().items() if not any(public is thing for thing in shown)]
     assert not missing
     callbacks = [f"segue.integrations.{path.stem}.{name}" for path in INTEGRATIONS for name in classes_in(path)]
     assert "segue.integrations.transformers.HandoverCallback" in callbacks
     assert set(callbacks) <= known
 
 
-def public_names() -> list[str]:
-    """Return the names that people import: those of `segue`, and those of the rooms among them."""
-    rooms = [name for name in segue.__all__ if isinstance(getattr(segue, name), ModuleType)]
-    names = [f"segue.{name}" for name in segue.__all__ if name not in rooms]
-    for room in (*(getattr(segue, name) for name in rooms), sources):
+def public_names() -> dict[str, object]:
+    """Return what people import: the names of `segue`, and those of the rooms among them."""
+    found = {f"segue.{name}": getattr(segue, name) for name in segue.__all__}
+    for room in [*(thing for thing in found.values() if isinstance(thing, ModuleType)), sources]:
         listed = getattr(room, "__all__", None) or [*classes_in(Path(room.__file__)), *functions_in(Path(room.__file__))]
-        names += [f"{room.__name__}.{name}" for name in listed]
-    return names
+        found |= {f"{room.__name__}.{name}": getattr(room, name) for name in listed}
+    return {name: thing for name, thing in found.items() if not isinstance(thing, ModuleType)}
 
 
 def named(place: str) -> object:
