@@ -15,6 +15,11 @@ def ranks(tmp_path_factory):
     return workers.spawn(tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    return workers.train("one", tmp_path_factory.mktemp("one"))
+
+
 def of_job(ranks, job):
     results = [found[job] for found in ranks]
     for result in results:
@@ -24,12 +29,12 @@ def of_job(ranks, job):
 
 
 @pytest.mark.parametrize("engine", workers.ENGINES)
-def test_losses_and_weights_are_those_of_one_process(engine, ranks, tmp_path):
+def test_losses_and_weights_are_those_of_one_process(engine, ranks, single):
     first, second = of_job(ranks, f"train {engine}")
-    for plan, single in workers.train("one", tmp_path).items():
-        assert first[plan]["losses"] == second[plan]["losses"] == pytest.approx(single["losses"], rel=1e-5), plan
+    for plan, wanted in single.items():
+        assert first[plan]["losses"] == second[plan]["losses"] == pytest.approx(wanted["losses"], rel=1e-5), plan
         assert same_state(first[plan]["weights"], second[plan]["weights"]), plan
-        for name, weight in single["weights"].items():
+        for name, weight in wanted["weights"].items():
             torch.testing.assert_close(first[plan]["weights"][name], weight, rtol=1e-4, atol=1e-6, msg=f"{plan}: {name}")
 
 
