@@ -20,7 +20,7 @@ from segue.losses import FeatureGuidance, LogitDistillation
 from segue.schedules import Staggered
 from segue.seam import Seam
 
-GATES = [Blend(), Bernoulli(), GumbelSoftmax()]
+GATES = [Blend(), Bernoulli()]  # a soft coin is a blend to the graph; it has the test of the graph's own backward
 EXTRAS = {
     "plain": {},
     "guidance": {"guidance": FeatureGuidance()},
@@ -39,7 +39,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def vit(depth: int = 3) -> nn.Module:
+def vit(depth: int) -> nn.Module:
     torch.manual_seed(0)
     size = {"img_size": 32, "patch_size": 8, "depth": depth, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
     model = timm.create_model("vit_tiny_patch16_224", **size).train()
@@ -85,7 +85,7 @@ def assert_same_step(found: list[torch.Tensor], expected: list[torch.Tensor]) ->
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("gate", GATES, ids=lambda gate: type(gate).__name__)
 def test_one_graph_for_the_anneal_and_one_after(gate, extra):
-    eager, handover = begin(vit(), gate=gate, **EXTRAS[extra]), begin(model := vit(), gate=gate, **EXTRAS[extra])
+    eager, handover = begin(vit(2), gate=gate, **EXTRAS[extra]), begin(model := vit(2), gate=gate, **EXTRAS[extra])
     call, counter = compiled(model)
     graphs = []
     for _ in range(7):
@@ -115,9 +115,11 @@ def test_the_graphs_own_backward_gives_the_gradients_of_eager_code():
     settings = {"gate": GumbelSoftmax(), "guidance": FeatureGuidance(), "distill": LogitDistillation()}
     eager, handover = begin(vit(2), **settings), begin(model := vit(2), **settings)
     call, counter = compiled(model, "aot_eager")
+    graphs = []
     for _ in range(6):
         assert_same_step(gradients(handover, call), gradients(eager, eager.model))
-    assert counter.frame_count == 2
+        graphs.append(counter.frame_count)
+    assert graphs == [1, 1, 1, 1, 2, 2]
 
 
 def test_the_ends_are_either_side_bit_for_bit():
@@ -191,14 +193,17 @@ class Chain(nn.Module):
 @pytest.mark.parametrize(
     ("sites", "settings"),
     [
-        (12, {"schedule": Staggered(overlap=0.0)}),
-        (7, {"schedule": Staggered(order="back"), "release": True}),
-        (12, {"schedule": Staggered(), "guidance": FeatureGuidance(schedule=Staggered())}),
+        (6, {"schedule": Staggered(overlap=0.0)}),
+        (5, {"schedule": Staggered(order="back"), "release": True}),
+        (6, {"schedule": Staggered(), "guidance": FeatureGuidance(schedule=Staggered())}),
     ],
     ids=["one by one", "with release", "with guidance"],
 )
 def test_a_staggered_handover_with_evaluations_stays_below_the_recompile_limit(sites, settings):
-    """At the limit fullgraph raises; without it torch would run the rest of the training uncompiled."""
+    """At the limit fullgraph raises; without it torch would run the rest of the training uncompiled.
+
+    A recompile for each of five sites, in training and in evaluation, is beyond the limit of eight.
+    """
     model = Chain(sites)
     handover = begin(model, total=30, sites="layers.*", **settings)
     call, counter = compiled(model)
