@@ -104,25 +104,27 @@ import sys, torch
 sys.path[:0] = {path!r}
 import conftest, test_spans, segue  # conftest declares torchvision's operators
 from models import build
-make, batch, *_ = test_spans.CASES[{case!r}]
-model = segue.load_(build(make, seed=3), {folder!r})
-torch.save(batch().predict(model), {out!r})
+for case, folder in {folders!r}.items():
+    make, batch, *_ = test_spans.CASES[case]
+    model = segue.load_(build(make, seed=3), folder)
+    torch.save(batch().predict(model), folder + ".pt")
 """
 
 
-@pytest.mark.parametrize("case", ["BERT", "timm ViT"])
-def test_a_fresh_process_loads_the_shorter_model(case, tmp_path):
-    make, batch, selector, _ = CASES[case]
-    model = build(make)
-    handover = segue.replace_(model, segue.Plan(sites=segue.Span(selector), student=OneLayer()), total_steps=1)
-    train(handover, batch(), 1)
-    handover.finalize_()
-    segue.save(model, tmp_path / "model")
-    here = Path(__file__).parent
-    out = tmp_path / "out.pt"
-    code = FRESH.format(path=[str(here)], case=case, folder=str(tmp_path / "model"), out=str(out))
+def test_a_fresh_process_loads_the_shorter_model(tmp_path):
+    folders = {case: str(tmp_path / case) for case in ("BERT", "timm ViT")}
+    answers = {}
+    for case, folder in folders.items():
+        make, batch, selector, _ = CASES[case]
+        model = build(make)
+        handover = segue.replace_(model, segue.Plan(sites=segue.Span(selector), student=OneLayer()), total_steps=1)
+        train(handover, batch(), 1)
+        segue.save(handover.finalize_(), folder)
+        answers[case] = batch().predict(model)
+    code = FRESH.format(path=[str(Path(__file__).parent)], folders=folders)
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
-    assert torch.equal(torch.load(out, weights_only=True), batch().predict(model))
+    for case, folder in folders.items():
+        assert torch.equal(torch.load(f"{folder}.pt", weights_only=True), answers[case]), case
 
 
 def test_a_running_handover_stops_and_resumes(tmp_path):
