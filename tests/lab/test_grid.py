@@ -25,13 +25,10 @@ RUNS = '''
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
 from dataclasses import dataclass
-
-import torch
 
 from segue import methods
 from segue.lab.config import Run, Stage, Teacher
@@ -50,9 +47,6 @@ class Student:
 
     def __call__(self, teacher, site):
         student = Reinit()(teacher, site)
-        if self.how == "not a number":
-            with torch.no_grad():
-                student.proj.bias.fill_(math.nan)
         if self.how == "killed":  # as the system does when memory runs out
             os.kill(os.getpid(), signal.SIGKILL)
         return student
@@ -83,7 +77,6 @@ def runs(pause: float = 0.0, only: str = "", failing: tuple[str, ...] = ()) -> l
 
     good = [run("dcr_dfg"), run("theseus", 1, student=lambda teacher, site: Student()(teacher, site))]
     bad = {
-        "not a number": run("student_only", student=Student("not a number")),
         "killed": run("distillation", student=Student("killed")),
         "no such site": run("dcr", sites="blocks.*.atn"),
     }
@@ -168,7 +161,7 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     out = tmp_path / "tiny"
     first, second = "dcr_dfg-seed0", "theseus-seed1"
 
-    grid = start(place, out, pause=0.1, only="dcr_dfg")
+    grid = start(place, out, pause=0.25, only="dcr_dfg")
     nothing_left_behind.append(psutil.Process(grid.pid))
     wait_until(lambda: looks(out, first) >= 2, grid)
     workers = workers_of(grid)
@@ -182,7 +175,7 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     assert 2 <= stopped_at < 20
     assert not (out / first / "result.json").exists()
 
-    grid = start(place, out, pause=0.1)
+    grid = start(place, out, pause=0.25)
     nothing_left_behind.append(psutil.Process(grid.pid))
     before = looks(out, first)
     wait_until(lambda: looks(out, first) > before and looks(out, second) >= 2, grid)
@@ -197,16 +190,13 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     assert saved_step(out / second / "checkpoints") >= 2
     assert not list(out.glob("*/result.json"))
 
-    outcomes = run_grid(Experiment(place, {"failing": ["not a number", "killed"]}), out, workers=WORKERS)
+    outcomes = run_grid(Experiment(place, {"failing": ["killed"]}), out, workers=WORKERS)
     how = {outcome.name: outcome for outcome in outcomes}
     assert {name: outcome.ok for name, outcome in how.items()} == {
-        "student_only-seed0": False,
         "distillation-seed0": False,
         first: True,
         second: True,
     }
-    assert "TrainingError" in how["student_only-seed0"].why
-    assert "The weight 'blocks.0.attn.proj.bias' is inf or NaN" in how["student_only-seed0"].why
     assert how[first].why == how[second].why == ""
     for name in (first, second):
         assert numbers(out, name) == numbers(undisturbed, name)
