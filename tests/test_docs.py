@@ -19,7 +19,9 @@ from tiny import Net, batch
 from torch.nn import functional as F
 
 import segue
+from segue.students import Geometry, Projection
 from segue.students.attention import Operator
+from segue.students.mixing import Mixer
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "segue"
@@ -140,8 +142,18 @@ def test_every_operator_has_a_card_with_what_is_measured_now(monkeypatch):
     for operator in OPERATORS:
         card = (ROOT / "docs" / "cards" / f"{operator}.md").read_text(encoding="utf-8")
         assert f"segue.students.{operator}(" in card
-        assert f"[`{operator}`]({operator}.md)" in overview
+        row = next(line for line in overview.splitlines() if line.startswith(f"| [`{operator}`]({operator}.md) |"))
+        causal, remembers = (cell.strip() for cell in row.split("|")[4:6])
+        assert causal == ("yes" if mixer_of(operator).can_be_causal else "no")
+        assert (remembers == "a state") == mixer_of(operator).recurrent
         assert card == measured.up_to_date(operator), "run: python docs/tools/measured.py"
+
+
+def mixer_of(operator: str) -> Mixer:
+    settings = {"tokens": 4} if operator == "Linformer" else {}
+    weight = Projection(torch.zeros(4, 4))
+    geometry = Geometry(heads=1, head_size=4, query=weight, key=weight, value=weight)
+    return getattr(segue.students, operator)(**settings).mixer(geometry)
 
 
 def test_every_student_gate_schedule_and_loss_is_mentioned_on_a_page():
