@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from segue import diagnostics
     from segue.diagnostics.costs import cost
     from segue.evaluation import Classification
+    from segue.pretrained import from_pretrained
     from segue.recipe import Recipe
     from segue.training import fit
 
@@ -31,6 +32,7 @@ __all__ = [
     "diagnostics",
     "errors",
     "fit",
+    "from_pretrained",
     "gates",
     "load_",
     "losses",
@@ -46,6 +48,7 @@ __all__ = [
 _WHEN_ASKED = {  # who writes a loop needs none of them
     "fit": "training",
     "Recipe": "recipe",
+    "from_pretrained": "pretrained",
     "Classification": "evaluation",
     "cost": "diagnostics.costs",
     "diagnostics": "diagnostics",

@@ -136,9 +136,9 @@ class AuxiliaryLosses:
         return outputs, stream
 
     def _logits(self, output: Any) -> Tensor:
-        assert self.plan.distill is not None
-        if self.plan.distill.logits is not None:
-            return self.plan.distill.logits(output)
+        pick = getattr(self.plan.distill, "logits", None)
+        if pick is not None:
+            return pick(output)  # type: ignore[no-any-return]
         if isinstance(logits := getattr(output, "logits", None), Tensor):
             return logits
         if isinstance(output, dict) and isinstance(output.get("logits"), Tensor):

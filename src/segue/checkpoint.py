@@ -72,7 +72,7 @@ def load_(
         return target
     surgery.refuse_wrapped(target)
     if state["kind"] == "model":
-        return _rebuild(target, state["segue"], tensors, given)
+        return rebuild_(target, state["segue"], _without("model/", tensors), given)
     plan = Plan.from_dict(state["segue"]["plan"], **given)
     if optimizer is not None or lr_scheduler is not None:
         raise CheckpointError(
@@ -117,7 +117,7 @@ def load_training_(model: nn.Module, folder: str | os.PathLike[str], *, optimize
     folder, state, tensors = checkpoint_files.read(Path(folder))
     _require_kind(state, "training", folder)
     targets = _tensor_state(model)
-    stored = {key.removeprefix("model/"): value for key, value in tensors.items() if key.startswith("model/")}
+    stored = _without("model/", tensors)
     _require_alike(targets, stored)
     _copy(targets, stored)
     bag = _TensorBag(tensors)
@@ -247,7 +247,7 @@ def _sharded_state(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any
     return state
 
 
-def _rebuild(model: nn.Module, record: dict[str, Any], tensors: dict[str, Tensor], given: dict[str, Any]) -> nn.Module:
+def rebuild_(model: nn.Module, record: dict[str, Any], stored: dict[str, Tensor], given: dict[str, Any]) -> nn.Module:
     """Put students into a fresh model of the same architecture and load every weight."""
     undo: list[Callable[[], None]] = []
     try:
@@ -262,7 +262,7 @@ def _rebuild(model: nn.Module, record: dict[str, Any], tensors: dict[str, Tensor
                 surgery.put_in_place(model, site, students[site.name], teacher)
             undo.append(shorten_(model, sites))
         targets = _tensor_state(model)
-        stored = {key.removeprefix("model/"): value for key, value in tensors.items()}
+        stored = _with_shared(stored, targets)
         _require_alike(targets, stored)
     except BaseException:
         for step in reversed(undo):
@@ -271,6 +271,13 @@ def _rebuild(model: nn.Module, record: dict[str, Any], tensors: dict[str, Tensor
     _copy(targets, stored)
     model.segue = record  # type: ignore[assignment]
     return model
+
+
+def _with_shared(stored: dict[str, Tensor], targets: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Name what is stored once by all the names it has in the model: Hugging Face leaves out shared weights."""
+    places = {(t.data_ptr(), t.shape, t.stride()): name for name, t in targets.items() if name in stored and t.numel()}
+    shared = {name: places.get((t.data_ptr(), t.shape, t.stride())) for name, t in targets.items() if name not in stored}
+    return stored | {name: stored[place] for name, place in shared.items() if place is not None}
 
 
 def _in_order(record: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -310,6 +317,10 @@ def _copy(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(surgery.sharded_like(stored[name], target))
+
+
+def _without(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 class _TensorBag:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,6 +111,44 @@ def cost(
 
 
 @app.command()
+def convert(
+    model: Annotated[str, typer.Argument(help="A Hugging Face id, a folder with safetensors, or a GGUF file.")],
+    sites: Annotated[str, typer.Option(help="Which modules, such as 'model.layers.*.self_attn'.")],
+    student: Annotated[str, typer.Option(help="What replaces them, such as 'WindowedLinear(window=64)'.")],
+    data: Annotated[str, typer.Option(help="Text files, a folder of images by class, or an id of `datasets`.")],
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")],
+    out: Annotated[Path, typer.Option(help="The folder of the converted model.")],
+    method: Annotated[str, typer.Option(help="How the originals hand over (`segue methods`).")] = "dcr_dfg",
+    keep: Annotated[str | None, typer.Option(help="Which of the sites stay, such as 'model.layers.{0,29}.*'.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Examples in a step.")] = 8,
+    tokens: Annotated[int, typer.Option(min=2, help="Of each piece of text.")] = 256,
+    lr: Annotated[float, typer.Option(help="The largest learning rate.")] = 5e-4,
+    warmup: Annotated[float, typer.Option(min=0, max=1, help="The share of steps in which the rate rises.")] = 0.05,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches in a step.")] = 1,
+    train: Annotated[Literal["students", "all"], typer.Option(help="What learns.")] = "students",
+    precision: Annotated[Literal["float32", "bf16", "fp16"], typer.Option(help="Of the computation.")] = "float32",
+    dtype: Annotated[str | None, typer.Option(help="Of the saved weights; the original's if not given.")] = None,
+    shard: Annotated[bool, typer.Option(help="FSDP2 instead of DDP, where `accelerate launch` starts more processes.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model.")] = False,
+    validation: Annotated[float, typer.Option(help="The share of texts that is held out.")] = 0.05,
+    looks: Annotated[int, typer.Option(min=1, help="How often the held-out part is looked at.")] = 10,
+    seed: int = 0,
+    text: Annotated[str | None, typer.Option(help="The column of texts.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
+    download: Annotated[bool, typer.Option(help="Allow the download of a dataset.")] = False,
+) -> None:
+    """Convert a pretrained model: a folder with the new one, its card and its curve. Goes on if it was interrupted.
+
+    `segue convert MODEL --sites 'model.layers.*.self_attn' --student 'WindowedLinear(window=64)' --data text.txt --steps 1000
+    --out DIR`
+    """
+    from segue.conversion.convert import Conversion
+
+    settings = {name: value for name, value in locals().items() if name in Conversion.__dataclass_fields__}
+    _convert(Conversion(**settings, compile=compiled), out)
+
+
+@app.command()
 def methods() -> None:
     """List the methods that can be compared."""
     from segue.lab import variants
@@ -179,14 +218,19 @@ def grid(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Of one run, or of a grid.")],
+    folder: Annotated[Path, typer.Argument(help="Of one run, of a grid, or of a conversion.")],
     workers: Annotated[int | None, typer.Option(min=1, help="As before, if not given.")] = None,
 ) -> None:
-    """Go on with an interrupted run or grid."""
+    """Go on with an interrupted run, grid or conversion."""
     from segue.lab.config import from_dict
     from segue.lab.grid import Experiment
     from segue.lab.run import run as carry_out
 
+    if (settings := folder / "training" / "settings.json").exists():
+        from segue.conversion.convert import Conversion
+
+        _convert(Conversion(**json.loads(settings.read_text(encoding="utf-8"))), folder)
+        return
     if (folder / "grid.json").exists():
         known = json.loads((folder / "grid.json").read_text(encoding="utf-8"))
         experiment = Experiment(known["place"], known["options"])
@@ -199,7 +243,7 @@ def resume(
     raise ConfigError(
         f"the run or grid in {folder} was to go on.",
         f"No config.json or grid.json lies there. {_neighbours(folder)}",
-        "give the folder that `segue run` or `segue grid` wrote to.",
+        "give the folder that `segue run`, `segue grid` or `segue convert` wrote to.",
     )
 
 
@@ -219,6 +263,19 @@ def report(
     page = build(folder, title=title)
     terminal.show(summarize(results.read_all(folder)), console)
     console.print(f"\n{page}", soft_wrap=True)
+
+
+def _convert(settings: Any, out: Path) -> None:
+    from segue.conversion.convert import convert
+
+    def say(text: str) -> None:
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)  # the progress line comes again below
+        console.print(escape(text), soft_wrap=True, highlight=False)
+
+    convert(settings, out, say)
+    if int(os.environ.get("RANK", 0)) == 0:
+        console.print(f"Next: segue eval {out}. In Python: segue.from_pretrained({str(out)!r})", soft_wrap=True)
 
 
 def _grid(experiment: Any, folder: Path, workers: int, engine: str) -> int:

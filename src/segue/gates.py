@@ -32,7 +32,7 @@ class Noise:
         return (bits + 0.5) * 2.0**-53
 
 
-Gate: TypeAlias = Callable[[float, "Noise | None"], float]
+Gate: TypeAlias = Callable[[float, "Noise | None"], float]  # (alpha, noise) -> the student's weight; None asks for its mean
 Outcomes: TypeAlias = tuple[tuple[float, float], ...]  # (weight, probability)
 
 

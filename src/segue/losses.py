@@ -20,7 +20,7 @@ from segue.errors import PlanError
 from segue.schedules import Constant, Schedule, aggr20, share
 from segue.sites import Site
 
-PairLoss: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+PairLoss: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]  # (teacher, student, padding mask) -> scalar
 
 
 @dataclass(frozen=True, kw_only=True)

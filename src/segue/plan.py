@@ -10,7 +10,7 @@ from typing import Any, Literal
 from segue import gates, losses, schedules, sites, students
 from segue.errors import PlanError, nearest
 from segue.gates import Blend, Gate
-from segue.losses import LogitDistillation, PairLoss
+from segue.losses import CosineGuidance, FeatureGuidance, LogitDistillation, PairLoss
 from segue.schedules import Schedule, aggr20
 from segue.sites import Selector
 from segue.students import Reinit, StudentFactory
@@ -28,13 +28,13 @@ class Plan:
     Blend()
     """
 
-    sites: Selector
-    student: StudentFactory = field(default_factory=Reinit)
+    sites: Selector  # where: a glob, a type, a function, a Span, or several of these
+    student: StudentFactory = field(default_factory=Reinit)  # by what
     adapter: Adapter | None = None  # for students of another width than their teachers
-    gate: Gate = field(default_factory=Blend)
-    schedule: Schedule = field(default_factory=aggr20)
-    guidance: PairLoss | None = None
-    distill: LogitDistillation | None = None
+    gate: Gate = field(default_factory=Blend)  # alpha -> the student's weight
+    schedule: Schedule = field(default_factory=aggr20)  # progress -> alpha, the teacher's share
+    guidance: PairLoss | None = None  # a loss at every site
+    distill: LogitDistillation | FeatureGuidance | CosineGuidance | None = None  # on the outputs of the whole model
     train: Literal["students", "all"] = "students"  # "all": also the backbone, but for what was frozen before (PEFT does)
     backbone: Literal["eval", "train"] = "eval"  # with train="students": dropout and batch statistics around the sites
     teacher_gradient: bool | None = None  # let the gradient pass the teacher to its input (never its weights); None: at spans
@@ -50,11 +50,11 @@ class Plan:
         for name in ("guidance", "adapter"):
             if getattr(self, name) is not None:
                 _require_callable(name, getattr(self, name))
-        if self.distill is not None and not isinstance(self.distill, LogitDistillation):
+        if self.distill is not None and not isinstance(self.distill, LogitDistillation | FeatureGuidance | CosineGuidance):
             raise PlanError(
                 f"Plan(distill={self.distill!r}) was asked for.",
                 "It is not a loss on the outputs of the whole model.",
-                "use segue.losses.LogitDistillation(); a loss on each site is guidance=.",
+                "use segue.losses.LogitDistillation(), or FeatureGuidance() for an encoder; a loss on each site is guidance=.",
             )
         for name, choices in (
             ("train", ("students", "all")),

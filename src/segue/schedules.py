@@ -14,7 +14,7 @@ from typing import TypeAlias
 from segue.errors import PlanError
 from segue.sites import Site, name_matches
 
-Schedule: TypeAlias = Callable[[float, Site], float]
+Schedule: TypeAlias = Callable[[float, Site], float]  # (progress, where) -> alpha, the teacher's share
 
 
 @dataclass(frozen=True, kw_only=True)

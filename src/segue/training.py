@@ -58,6 +58,7 @@ def fit(
     looks: int | Sequence[int] = LOOKS,
     checkpoint_every: int | None = None,
     measure: Callable[[Handover], dict[str, Any]] | None = None,
+    tell: Callable[[dict[str, Any]], None] | None = None,
     trackers: Sequence[str] = (),
     split: bool = True,
     progress: str | None = "training",
@@ -67,7 +68,8 @@ def fit(
     `batches` is anything that yields batches, again for each epoch; `loss_fn(model, batch)` returns a scalar, to which guidance
     and distillation are added. `scores(model, batch)` returns one number per example by name (by default the loss, or
     `loss_fn.scores`); they are averaged over `validation`, for the blend and for the students alone, at so many `looks` (or at
-    these steps), together with the interface similarity at every site and whatever `measure(handover)` returns.
+    these steps), together with the interface similarity at every site and whatever `measure(handover)` returns; `tell(point)`
+    is called with each.
     With a `folder`, looks go to metrics.jsonl and the state to checkpoints/, ten times a run or every so many steps, on Ctrl-C
     and on SIGTERM; `resume=True` goes on from there bit for bit. If it fails or is stopped, the model is given back as it was,
     and what was learned is in the checkpoint. Launched in several processes, each takes its part of every batch; with
@@ -86,6 +88,7 @@ def fit(
         looks=looks,
         checkpoint_every=checkpoint_every,
         measure=measure,
+        tell=tell,
         trackers=trackers,
         split=split,
         progress=progress,
@@ -115,6 +118,7 @@ class _Training:
         looks: int | Sequence[int],
         checkpoint_every: int | None,
         measure: Callable[[Handover], dict[str, Any]] | None,
+        tell: Callable[[dict[str, Any]], None] | None,
         trackers: Sequence[str],
         split: bool,
         progress: str | None,
@@ -123,7 +127,7 @@ class _Training:
         self.processes = Processes(
             self.accelerator.device, self.accelerator.process_index, self.accelerator.num_processes, split=split
         )
-        self.loss_fn, self.recipe, self.folder, self.measure = loss_fn, recipe, folder, measure
+        self.loss_fn, self.recipe, self.folder, self.measure, self.tell = loss_fn, recipe, folder, measure, tell
         self.stream = Stream(batches, seed=recipe.seed)
         self.total = recipe.total_steps(self.stream.per_epoch)
         self.looks = look_steps(looks, self.total)
@@ -260,6 +264,8 @@ class _Training:
         with randomness.kept():  # looking more often must not change what is learned
             point = self._point()
         self.journal.add(point)
+        if self.tell is not None:
+            self.tell(point)
         if self.accelerator.trackers:
             self.accelerator.log(flat(point), step=self.done)
 

@@ -85,7 +85,7 @@ class SentenceClassifier:
     head = "classifier.*"
 
     def __call__(self, classes: int, seed: int) -> nn.Module:
-        transformers = _transformers(self.name)
+        transformers = quiet_transformers(self.name)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             loaded: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -95,10 +95,11 @@ class SentenceClassifier:
 
     def tokenizer(self) -> Any:
         """Return the encoder's own tokenizer."""
-        return _transformers(self.name).AutoTokenizer.from_pretrained(self.name)
+        return quiet_transformers(self.name).AutoTokenizer.from_pretrained(self.name)
 
 
-def _transformers(name: str) -> Any:
+def quiet_transformers(name: str) -> Any:
+    """Import transformers, without its reports and progress bars."""
     declare_missing_operators()
     try:
         import transformers

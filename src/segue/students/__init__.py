@@ -32,7 +32,7 @@ from segue.students.norms import RmsNorm
 from segue.students.reinit import Reinit
 from segue.students.spans import OneLayer
 
-StudentFactory: TypeAlias = Callable[[nn.Module, Site], nn.Module]
+StudentFactory: TypeAlias = Callable[[nn.Module, Site], nn.Module]  # (teacher, where) -> student
 
 __all__ = [
     "ActivationSwap",

@@ -16,7 +16,7 @@ from segue.sites import Site
 from segue.students.geometry import Call, Geometry, Interface, Projection, projection, rotated
 from segue.students.initialisation import CopyMatching, Initialisation, Original
 from segue.students.interfaces import adopt_settings_, interface_of, teach
-from segue.students.masks import Understanding
+from segue.students.masks import Understanding, hides_more
 from segue.students.mixing import Mixer, every_head, refuse_causal
 
 
@@ -109,8 +109,10 @@ class Attention(nn.Module):
         from segue.students.cache_layer import state_layer
 
         assert self.layer_idx is not None
-        layer = state_layer(call.cache, self.layer_idx)
+        layer = state_layer(call.cache, self.layer_idx, call.keep)
         seen = layer.seen + q.shape[2]
+        if layer.window is not None and seen > layer.window:  # the teacher would look back no farther
+            raise hides_more()
         keep, mask = (None if x is None else x[..., :seen] for x in (call.keep, call.mask))  # a static cache has room for more
         self.understand(mask, keep, causal=True)
         keep = None if keep is None else keep[:, -q.shape[2] :]

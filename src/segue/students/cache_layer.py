@@ -22,16 +22,17 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
 
     supports_early_init = False
 
-    def __init__(self, replaced: Any) -> None:
+    def __init__(self, replaced: Any, keep: Tensor | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.is_sliding = bool(getattr(replaced, "is_sliding", False))
         self.room: int | None = getattr(replaced, "max_cache_len", None)  # of a cache of fixed length
-        self.sliding_window: int | None = getattr(replaced, "sliding_window", None)
+        self.window: int | None = getattr(replaced, "sliding_window", self.room if self.is_sliding else None)
         self.seen = int(replaced.get_seq_length())
         self.state: State = {}
         self.pending: State = {}  # keys, values and padding that are not yet in the state
         if self.seen:  # a prefix that someone else put there
             self.pending = {"k": replaced.keys[:, :, : self.seen], "v": replaced.values[:, :, : self.seen]}
+            self.pending |= {} if keep is None else {"keep": keep[:, : self.seen]}
 
     def past(self, mixer: Mixer) -> State:
         """Return the state after all tokens so far; empty if there were none."""
@@ -59,12 +60,8 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how long a mask must be, and where it begins."""
-        if self.room is not None and not self.is_sliding:
-            return self.room, 0
-        if self.is_sliding and self.sliding_window is not None:
-            dropped = max(0, self.seen - self.sliding_window + 1)
-            return self.seen - dropped + query_length, dropped
-        return self.seen + query_length, 0
+        dropped = 0 if self.window is None else max(0, self.seen - self.window + 1)
+        return max(self.seen - dropped + query_length, self.room or 0), dropped
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Follow the beams that a search keeps."""
@@ -113,13 +110,16 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
         self.pending = {name: change(x) for name, x in self.pending.items()}
 
 
-def state_layer(cache: Any, index: int) -> StateLayer:
-    """Return the layer of a cache that belongs to a recurrent student, made on its first call."""
+def state_layer(cache: Any, index: int, keep: Tensor | None) -> StateLayer:
+    """Return the layer of a cache that belongs to a recurrent student, made on its first call.
+
+    `keep` marks padding among the tokens that the layer may hold by then.
+    """
     cache = getattr(cache, "self_attention_cache", cache)  # of an encoder and a decoder
     if cache.layer_class_to_replicate is not None:
         while len(cache.layers) <= index:
             cache.layers.append(cache.layer_class_to_replicate())
     if not isinstance(cache.layers[index], StateLayer):
-        cache.layers[index] = StateLayer(cache.layers[index])
+        cache.layers[index] = StateLayer(cache.layers[index], keep)
     layer: StateLayer = cache.layers[index]
     return layer

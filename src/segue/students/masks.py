@@ -38,9 +38,14 @@ def refuse_more(mask: Tensor, keep: Tensor | None, causal: bool) -> None:
     if keep is not None:
         expected = expected & keep[:, None, None, :]
     if biased or (mask != expected).any():
-        raise StudentError(
-            "an attention student was called with a mask.",
-            "It hides more than padding and the future (packed sequences, a window, or pairs of tokens), "
-            "which this operator cannot honour.",
-            "leave such masks out, or keep softmax attention at these sites.",
-        )
+        raise hides_more()
+
+
+def hides_more() -> StudentError:
+    """Say that a mask means more than padding and causality."""
+    return StudentError(
+        "an attention student was called with a mask.",
+        "It hides more than padding and the future (packed sequences, a window, or pairs of tokens), "
+        "which this operator cannot honour.",
+        "leave such masks out, or keep softmax attention at these sites.",
+    )

@@ -101,6 +101,12 @@ def all_kept(like: Tensor) -> Tensor:
     return torch.ones(like.shape[0], like.shape[2], dtype=torch.bool, device=like.device)
 
 
+def from_place(x: Tensor, cut: int, dim: int = 2) -> Tensor:
+    """Take the tokens from a place on, without holding on to the memory of many before it."""
+    rest = x.narrow(dim, cut, x.shape[dim] - cut)
+    return rest.clone() if cut > 1 else rest
+
+
 def softmax_where(scores: Tensor, seen: Tensor | None) -> Tensor:
     """Softmax over what is seen; a row that sees nothing gets zeros."""
     if seen is None:

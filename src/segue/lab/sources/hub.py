@@ -55,19 +55,19 @@ class HubDataset:
         if folder.is_dir() or folder.is_absolute() or str(self.id).startswith("."):
             existing_folder(asked, folder)
             try:
-                with _offline():
+                with offline():
                     if (folder / "dataset_dict.json").is_file():  # written by save_to_disk
                         return datasets.load_from_disk(str(folder))
-                    return _prepared(asked, datasets.load_dataset_builder(str(folder)))
+                    return prepared(asked, datasets.load_dataset_builder(str(folder)))
             except DataError:
                 raise
             except Exception as error:  # `datasets` lets the errors of all its readers through
                 raise unreadable(asked, folder, error) from error
         try:
             if self.download:
-                return _prepared(asked, datasets.load_dataset_builder(self.id))
-            with _offline():
-                return _prepared(asked, datasets.load_dataset_builder(self.id))
+                return prepared(asked, datasets.load_dataset_builder(self.id))
+            with offline():
+                return prepared(asked, datasets.load_dataset_builder(self.id))
         except DataError:
             raise
         except Exception as error:
@@ -77,7 +77,7 @@ class HubDataset:
             raise DataError(asked, f"{self.id} cannot be had here ({type(error).__name__}: {error}).", hint) from error
 
 
-def _prepared(asked: str, builder: Any) -> Any:
+def prepared(asked: str, builder: Any) -> Any:
     reader = type(builder).__module__.split(".")[-1]
     if reader not in _READERS:
         hint = f"Give a dataset in one of the formats {', '.join(_READERS[:3])}."
@@ -87,7 +87,7 @@ def _prepared(asked: str, builder: Any) -> Any:
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
+def offline() -> Iterator[None]:
     """Forbid the network to Hugging Face's libraries for a while.
 
     They look at HF_HUB_OFFLINE once, when they are imported; so what they noted then is changed, and put back.

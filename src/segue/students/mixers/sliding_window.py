@@ -11,7 +11,7 @@ from torch import Tensor
 from segue.students.attention import Operator, positive
 from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import distances, join, neighbours, reach, split, within
-from segue.students.mixing import Mixer, State, all_kept, every_head, softmax_where
+from segue.students.mixing import Mixer, State, all_kept, every_head, from_place, softmax_where
 
 SMALLEST_BLOCK = 64  # so that narrow windows still make products worth their overhead
 
@@ -67,7 +67,7 @@ class SlidingWindowMixer(Mixer):
             k, v = torch.cat([state["k"], k], dim=2), torch.cat([state["v"], v], dim=2)
             local, count = torch.cat([state["local"], local], dim=1), count + state["count"]
         cut = max(0, k.shape[2] - self.window + 1)
-        window = {"k": k[:, :, cut:], "v": v[:, :, cut:], "local": local[:, cut:], "count": count}
+        window = {"k": from_place(k, cut), "v": from_place(v, cut), "local": from_place(local, cut, 1), "count": count}
         return window | {"first_k": firsts.k, "first_v": firsts.v, "first_there": firsts.there}
 
     def _firsts(self, k: Tensor, v: Tensor, keep: Tensor, state: State | None) -> Firsts:

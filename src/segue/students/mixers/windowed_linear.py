@@ -13,7 +13,7 @@ from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import distances, join, neighbours, reach, split, sums_after, sums_before, within
 from segue.students.mixers.feature_maps import FeatureMap, feature_map
 from segue.students.mixers.sliding_window import SMALLEST_BLOCK
-from segue.students.mixing import Mixer, State, all_kept, divided, every_head, hiding, with_ones
+from segue.students.mixing import Mixer, State, all_kept, divided, every_head, from_place, hiding, with_ones
 
 
 class WindowedLinearMixer(Mixer):
@@ -85,7 +85,7 @@ class WindowedLinearMixer(Mixer):
         sums = self.of_keys(k[:, :, :cut]).transpose(-1, -2) @ (with_ones(v[:, :, :cut]) * kept[:, None, :cut, None])
         if state is not None:
             sums = sums + state["sums"]
-        return {"k": k[:, :, cut:], "v": v[:, :, cut:], "kept": kept[:, cut:], "sums": sums}
+        return {"k": from_place(k, cut), "v": from_place(v, cut), "kept": from_place(kept, cut, 1), "sums": sums}
 
     def _window(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> tuple[Tensor, Tensor, Tensor]:
         """Put the tokens that a state holds before new ones."""

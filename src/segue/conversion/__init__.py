@@ -1,0 +1,1 @@
+"""Conversion: a pretrained model in, a folder with the converted one out; what `segue convert` and `segue eval` do."""

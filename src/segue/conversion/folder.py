@@ -1,0 +1,121 @@
+"""The folder of a converted model: weights, tokenizer, record, card and curve, all of it or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from segue import pretrained
+from segue.conversion import card, curve, speed
+from segue.conversion.base import Base
+from segue.conversion.data import Data
+from segue.evaluation import Evaluation, Processes
+from segue.lab.results import write_json
+from segue.plan import Plan
+from segue.tensor_files import full
+from segue.training import Fit
+
+if TYPE_CHECKING:
+    from segue.conversion.convert import Conversion
+
+CONTEXTS = (256, 1024)  # at which the card tells the speed
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a finished conversion has to tell."""
+
+    settings: Conversion
+    base: Base
+    data: Data
+    plan: Plan
+    original: dict[str, float]  # scores before
+    trained: Fit
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """Gather the weights of a model that may be sharded; what has two names stays one tensor."""
+    gathered: dict[int, Tensor] = {}
+    state = model.state_dict(keep_vars=True)
+    for value in state.values():
+        if id(value) not in gathered:
+            gathered[id(value)] = full(value).detach().cpu()
+    return {name: gathered[id(value)] for name, value in state.items()}
+
+
+def write(out: Path, told: Told, state: dict[str, Tensor], dtype: torch.dtype, say: Callable[[str], None]) -> dict[str, Any]:
+    """Write everything beside its place, load it again, judge what was loaded, and move it there; return the record."""
+    draft = out / ".unfinished"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    _write_model(draft, told.base, state, dtype)
+    record = _record(told, draft, dtype)
+    write_json(record, draft / pretrained.RECORD)
+    converted = pretrained.from_pretrained(draft)
+    scores = Evaluation(told.data.held, told.data.task.scores, Processes(torch.device("cpu")), torch.no_grad)(converted)
+    task = told.data.task
+    record["quality"] = {"name": task.quality, "original": told.original, "converted": scores}
+    say(f"as saved: {task.quality} {task.of(scores):.4g}{task.unit}, original {task.of(told.original):.4g}{task.unit}")
+    if told.base.kind == "causal":
+        original = told.base.again()
+        record["speed"] = speed.decoding({"original": original, "converted": converted}, _contexts(told.base))
+    write_json({"original": told.original, "points": told.trained.points}, draft / "curve.json")
+    curve.draw(draft / "curve.png", task, task.of(told.original), told.trained.points)
+    (draft / "README.md").write_text(card.text(record, told.data), encoding="utf-8")
+    write_json(record, draft / pretrained.RECORD)
+    names = sorted((path.name for path in draft.iterdir()), key=lambda name: name == pretrained.RECORD)
+    for name in names:  # the record last: a folder that has it is whole
+        os.replace(draft / name, out / name)
+    draft.rmdir()
+    return record
+
+
+def _write_model(draft: Path, base: Base, state: dict[str, Tensor], dtype: torch.dtype) -> None:
+    cast: dict[int, Tensor] = {id(x): x.to(dtype) if x.is_floating_point() else x for x in state.values()}
+    config: Any = base.model.config
+    config.dtype = dtype
+    base.model.save_pretrained(draft, state_dict={name: cast[id(x)] for name, x in state.items()})  # type: ignore[operator]
+    base.save_reader(draft)
+
+
+def _record(told: Told, draft: Path, dtype: torch.dtype) -> dict[str, Any]:
+    import transformers
+
+    import segue
+
+    base, settings = told.base, told.settings
+    weights = [*sorted(path.name for path in draft.glob("*.safetensors")), "config.json"]
+    tokens = settings.tokens if base.kind in ("causal", "masked") else None
+    return {
+        "format": pretrained.FORMAT,
+        "segue": base.model.segue,
+        "base": {"name": base.name, "hash": base.hash, "config": {**base.config, "dtype": str(dtype).removeprefix("torch.")}},
+        "files": {name: pretrained.file_hash(draft / name) for name in weights},
+        "versions": {
+            "segue": segue.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        "conversion": dataclasses.asdict(settings),
+        "budget": {
+            "steps": told.trained.total_steps,
+            "examples": told.trained.total_steps * settings.batch * settings.accumulate,
+            "tokens": tokens and told.trained.total_steps * settings.batch * settings.accumulate * tokens,
+            "seconds": told.trained.seconds,
+        },
+    }
+
+
+def _contexts(base: Base) -> list[int]:
+    longest = base.positions or CONTEXTS[-1]
+    return [context for context in CONTEXTS if context + speed.STEPS < longest] or [max(1, longest // 2)]

@@ -1,0 +1,137 @@
+"""Folders with converted models: a plain transformers model comes back, and nothing in the folder is ever run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segue import checkpoint, tensor_files
+from segue.errors import CheckpointError, MissingExtraError
+from segue.lab.torchvision_cpu import declare_missing_operators
+
+RECORD = "segue.json"
+FORMAT = 1
+
+
+def from_pretrained(
+    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, verify: bool = True, **given: Any
+) -> Any:
+    """Load a converted model: the original's architecture with its students, in evaluation mode.
+
+    The folder was written by `segue convert`, or by a Hugging Face Trainer with Segue's callback. Weights whose hash differs
+    from the record are refused; `verify=False` does not look. `dtype` is the record's if not given. `given` supplies parts of
+    the plan that could not be saved, such as your own student.
+    """
+    path = Path(folder)
+    record = read_record(path)
+    if verify:
+        _verify(path, record)
+    model = _built(record, dtype)
+    checkpoint.rebuild_(model, record["segue"], _weights(path), given)
+    _adopt_generation_settings_(model, path)
+    return model.eval()
+
+
+def is_converted(folder: str | os.PathLike[str]) -> bool:
+    """Tell whether a folder holds a converted model."""
+    return (Path(folder) / RECORD).is_file()
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read what was replaced in the model of a folder."""
+    asked = f"a converted model was to be loaded from {folder}."
+    try:
+        if is_converted(folder):
+            record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            if record.get("format") != FORMAT:
+                found = f"{RECORD} has format {record.get('format')!r}; this version of Segue reads {FORMAT}."
+                raise CheckpointError(asked, found, "load it with the version of Segue that wrote it.")
+            return record
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(asked, f"{type(error).__name__}: {error}.", "give a folder that `segue convert` wrote.") from None
+    if not isinstance(config.get("segue"), dict):
+        raise CheckpointError(
+            asked,
+            f"There is no {RECORD} in it, and its config.json carries no record of a replacement.",
+            "an ordinary model is loaded by transformers' AutoModel.",
+        )
+    return {"segue": config.pop("segue"), "base": {"config": config}, "files": {}}
+
+
+def file_hash(path: Path) -> str:
+    """Hash a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def model_class(config: Any) -> Any:
+    """Return transformers' own class for a configuration; code that a folder brings is never used."""
+    import transformers
+
+    names = [name for name in (config.architectures or []) if hasattr(transformers, name)]
+    kind = getattr(transformers, names[0]) if names else transformers.AutoModelForCausalLM
+    known = isinstance(kind, type) and (issubclass(kind, transformers.PreTrainedModel) or not names)
+    if not known:
+        raise CheckpointError(
+            "a model was to be built.", f"{names[0]} is no model of transformers.", "check `architectures` in config.json."
+        )
+    return kind
+
+
+def _built(record: dict[str, Any], dtype: torch.dtype | None) -> nn.Module:
+    """Build the original's architecture with random weights."""
+    declare_missing_operators()
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtraError(
+            "a converted model was to be loaded.", "transformers is not installed.", "pip install segue[hf]"
+        ) from None
+    settings = dict(record["base"]["config"])
+    stored = settings.pop("dtype", None) or "float32"
+    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    kind = model_class(config)
+    make = getattr(kind, "_from_config", None) or kind.from_config
+    with torch.random.fork_rng(devices=[]):
+        model: nn.Module = make(config, dtype=dtype or getattr(torch, stored))
+    return model
+
+
+def _verify(folder: Path, record: dict[str, Any]) -> None:
+    for name, expected in record["files"].items():
+        asked = f"a converted model was to be loaded from {folder}."
+        if not (folder / name).is_file():
+            raise CheckpointError(asked, f"{name} is missing.", "copy the whole folder again.")
+        if file_hash(folder / name) != expected:
+            raise CheckpointError(
+                asked,
+                f"{name} is not the file that was written: its hash differs from {RECORD}.",
+                "copy the folder again; if the change is yours, from_pretrained(..., verify=False).",
+            )
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(
+            f"a converted model was to be loaded from {folder}.", "It holds no safetensors.", "copy the whole folder again."
+        )
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors |= tensor_files.read(file)
+    return tensors
+
+
+def _adopt_generation_settings_(model: Any, folder: Path) -> None:
+    if (folder / "generation_config.json").is_file() and getattr(model, "generation_config", None) is not None:
+        model.generation_config = type(model.generation_config).from_pretrained(folder)
