@@ -1,0 +1,157 @@
+"""Stock Trainers of Hugging Face over tiny models, and what the processes of the tests run with them."""
+
+from __future__ import annotations
+
+from segue.integrations.transformers import HandoverCallback  # before PEFT: it lets torchvision import
+
+# isort: split
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+import segue
+from segue.gates import Bernoulli, GumbelSoftmax
+from segue.losses import FeatureGuidance, LogitDistillation
+from segue.schedules import Constant, Linear
+
+STEPS, TAKEOVER = 12, 6
+SITES = "bert.encoder.layer.*.attention.self"
+SIZES = {
+    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
+    "max_position_embeddings": 8, "initializer_range": 0.2,
+}  # fmt: skip
+GUIDANCE = FeatureGuidance(schedule=Constant(alpha=1.0))
+
+
+class Rows(Dataset):  # type: ignore[type-arg]
+    """Rows of eight tokens, some of them padding."""
+
+    def __init__(self, rows: int = 20, *, language: bool = False) -> None:
+        self.rows, self.language = rows, language
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        ids = torch.randint(1, 50, (8,), generator=torch.Generator().manual_seed(index))
+        mask = (torch.arange(8) < 5 + index % 4).long()
+        labels = ids.masked_fill(mask == 0, -100) if self.language else ids.sum() % 3
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def bert(dropout: float = 0.0) -> nn.Module:
+    drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    config = transformers.BertConfig(**SIZES, num_labels=3, **drop)
+    return _seeded(lambda: transformers.BertForSequenceClassification(config))
+
+
+def llama(dropout: float = 0.0) -> nn.Module:
+    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2, pad_token_id=0, attention_dropout=dropout)
+    return _seeded(lambda: transformers.LlamaForCausalLM(config))
+
+
+def with_lora() -> nn.Module:
+    """Llama with LoRA in its MLPs; the adapters begin elsewhere in every process, as users' do."""
+    torch.seed()
+    return get_peft_model(llama(0.1), LoraConfig(target_modules=["up_proj", "down_proj"], r=2, lora_dropout=0.1))
+
+
+class Plain(nn.Module):
+    """A model that is not of Hugging Face: it takes no further arguments, so that Trainer divides its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.site, self.head = nn.Embedding(50, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.head((self.site(self.embedding(input_ids)) * attention_mask[..., None]).mean(1))
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def _seeded(make: Any) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make()
+
+
+def plan(**settings: Any) -> segue.Plan:
+    return segue.Plan(**{"sites": SITES, "schedule": Linear(until=TAKEOVER / STEPS), "guidance": GUIDANCE, **settings})
+
+
+def made(model: nn.Module, settings: segue.Plan, folder: Path | str, *, data: Any = None, **changes: Any):
+    """Return a stock Trainer, with arguments changed, and the callback it was given."""
+    more = {name: changes.pop(name) for name in ("compute_loss_func", "optimizers", "callbacks") if name in changes}
+    given = {
+        "max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "use_cpu": True, "report_to": [],
+        "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no", "seed": 3, **changes,
+    }  # fmt: skip
+    callback = HandoverCallback(settings)
+    more["callbacks"] = [callback, *more.get("callbacks", [])]
+    arguments = transformers.TrainingArguments(str(folder), **given)
+    rows = Rows() if data is None else data
+    return transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, **more), callback
+
+
+CASES: dict[str, tuple[Any, segue.Plan, Any]] = {
+    "soft coins, dropout everywhere": (lambda: bert(0.1), plan(gate=GumbelSoftmax(), backbone="train"), None),
+    "hard coins, teachers released": (lambda: bert(0.1), plan(gate=Bernoulli(), release=True, guidance=None), None),
+    "everything trains, distilled": (lambda: bert(0.1), plan(train="all", distill=LogitDistillation()), None),
+    "language": (lambda: llama(0.1), plan(sites="model.layers.*.self_attn", gate=GumbelSoftmax()), Rows(language=True)),
+    "LoRA": (with_lora, plan(sites="model.layers.*.self_attn", train="all", gate=GumbelSoftmax()), Rows(language=True)),
+}
+
+
+def train(case: str, folder: Path | str, resume: str | None = None) -> dict[str, Tensor]:
+    """Train to the end, from the beginning or from a checkpoint, and return the weights."""
+    model, settings, data = CASES[case]
+    trainer, _ = made(
+        model(),
+        settings,
+        folder,
+        data=data,
+        gradient_accumulation_steps=2,
+        save_strategy="steps",
+        save_steps=4,
+        max_grad_norm=0.5,
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer.model.state_dict()
+
+
+def go_on(folder: str) -> None:
+    """Continue every case from the middle of its blend and from behind its takeover; what a process of its own does."""
+    ends = {}
+    for case in CASES:
+        for step in (4, 8):
+            place = Path(folder) / case / f"checkpoint-{step}"
+            ends[f"{case}, {step}"] = train(case, Path(folder) / f"{case} {step}", str(place))
+    torch.save(ends, Path(folder) / "ends.pt")
+
+
+def train_as_rank(rank: int, port: int, folder: str) -> None:
+    """Train as one of two processes."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    torch.save(train_alone(f"{folder}/{rank}", ddp_backend="gloo"), f"{folder}/rank{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def train_alone(folder: Path | str, **changes: Any) -> dict[str, Tensor]:
+    """Train on rows that two processes share out evenly, with every kind of auxiliary loss."""
+    settings = plan(sites="model.layers.*.self_attn", gate=GumbelSoftmax(), distill=LogitDistillation())
+    return by_sgd(llama(), settings, folder, data=Rows(16, language=True), **changes)
+
+
+def by_sgd(model: nn.Module, settings: segue.Plan, folder: Path | str, **changes: Any) -> dict[str, Tensor]:
+    """Train by plain gradient descent on the rows in their order, and return the weights."""
+    still = {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "train_sampling_strategy": "sequential"}
+    trainer, _ = made(model, settings, folder, **still, **changes)
+    trainer.train()
+    return trainer.model.state_dict()

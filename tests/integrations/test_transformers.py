@@ -1,0 +1,297 @@
+"""A stock Trainer drives a handover, saves it, resumes it and ends it."""
+
+import copy
+import json
+import socket
+
+import pytest
+import torch
+import transformers
+from fit_cases import Fresh
+from small_trainers import (
+    CASES,
+    STEPS,
+    Plain,
+    Rows,
+    bert,
+    by_sgd,
+    go_on,
+    llama,
+    made,
+    plan,
+    train,
+    train_alone,
+    train_as_rank,
+    with_lora,
+)
+from tiny import same_state
+from torch.utils.data import DataLoader
+
+import segue
+from segue.errors import CheckpointError, HandoverError, PlanError, SegueWarning
+from segue.gates import GumbelSoftmax
+from segue.integrations.transformers import HandoverCallback
+from segue.losses import LogitDistillation
+from segue.schedules import Constant
+
+
+def test_a_stock_trainer_hands_over_and_leaves_a_plain_model_with_its_record(tmp_path):
+    model = bert()
+    names = list(model.state_dict())
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    trainer, callback = made(model, plan(), tmp_path, logging_strategy="steps", logging_steps=1)
+    trainer.train()
+    assert callback.handover.steps_done == STEPS
+    changed = {name for name, x in model.state_dict().items() if not torch.equal(x, before[name])}
+    assert changed == {name for name in names if ".attention.self." in name}
+    assert list(model.state_dict()) == names
+    assert not model._forward_hooks
+    steps = [line for line in trainer.state.log_history if "loss" in line]
+    assert [line["alpha"] for line in steps[:6]] == pytest.approx([5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
+    assert all(line["aux_loss"] > 0 for line in steps)
+    trainer.save_model(tmp_path / "end")
+    assert json.loads((tmp_path / "end" / "config.json").read_text())["segue"] == model.segue
+    again = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "end")
+    assert same_state(again.state_dict(), model.state_dict())
+
+
+def by_hand(model, settings, data, accumulate, steps):
+    """Train as a user's own loop does, and return the weights."""
+    handover = segue.replace_(model.train(), settings, total_steps=steps)
+    optimizer = torch.optim.SGD(handover.parameters(), lr=1e-2)
+    epoch = list(DataLoader(data, batch_size=4))
+    groups = [epoch[i : i + accumulate] for i in range(0, len(epoch), accumulate)]  # the last of an epoch may be smaller
+    for group in (groups * steps)[:steps]:
+        tokens = sum((batch["labels"][:, 1:] != -100).sum() for batch in group) if data.language else None
+        for batch in group:
+            aux = handover_aux(handover, model, batch, tokens)
+            (aux[0] + aux[1] / len(group) if data.language else sum(aux) / len(group)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        handover.step()
+    return handover.finalize_().state_dict()
+
+
+def handover_aux(handover, model, batch, tokens):
+    """Return the task's loss, a mean over all tokens of the step where they are counted, and the handover's."""
+    task = model(**batch, **({} if tokens is None else {"num_items_in_batch": tokens}))["loss"]
+    return task, handover.aux_loss(batch["attention_mask"])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("kind", [llama, Plain])
+def test_the_auxiliary_loss_weighs_as_in_a_loop_of_ones_own(kind, accumulate, tmp_path):
+    data, sites = (Rows(language=True), "model.layers.*.self_attn") if kind is llama else (Rows(), "site")
+    distill = LogitDistillation(schedule=Constant(alpha=1.0))
+    settings = plan(sites=sites, gate=GumbelSoftmax(), distill=distill)
+    model = kind()
+    other = copy.deepcopy(model)
+    ended = by_sgd(model, settings, tmp_path, data=data, gradient_accumulation_steps=accumulate, max_steps=4)
+    expected = by_hand(other, settings, data, accumulate, 4)
+    assert list(ended) == list(expected)
+    for name, x in ended.items():
+        torch.testing.assert_close(x, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_two_processes_train_as_one_that_accumulates(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pair = [Fresh(train_as_rank, rank, port, str(tmp_path), words=tmp_path / f"words{rank}") for rank in range(2)]
+    for process in pair:
+        process.succeed()
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2))
+    assert same_state(first, second)
+    alone = train_alone(tmp_path / "alone", gradient_accumulation_steps=2)
+    for name, x in first.items():
+        torch.testing.assert_close(x, alone[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """Train every case undisturbed, and go on from its checkpoints in a fresh process."""
+    folder = tmp_path_factory.mktemp("trainers")
+    whole = {case: train(case, folder / case) for case in CASES}
+    Fresh(go_on, str(folder), words=folder / "words").succeed()
+    return whole, torch.load(folder / "ends.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("step", [4, 8], ids=["in the blend", "after takeover"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_trainers_own_checkpoint_continues_bit_for_bit_in_a_fresh_process(case, step, resumed):
+    whole, ends = resumed
+    assert same_state(ends[f"{case}, {step}"], whole[case])
+
+
+def test_evaluation_sees_the_blend_and_no_auxiliary_loss(tmp_path):
+    trainer, callback = made(bert(), plan(schedule=Constant(alpha=0.5)), tmp_path, max_steps=3)
+    with pytest.warns(SegueWarning, match=r"ended at step 3 of 3 while 2 of 2 teachers still had a share"):
+        trainer.train()
+    model = trainer.model.eval()
+    batch = next(iter(DataLoader(Rows(), batch_size=20)))
+    found = trainer.evaluate()["eval_loss"]
+    with torch.no_grad():
+        assert found == pytest.approx(model(**batch).loss.item(), rel=1e-5)
+        with callback.handover.as_student():
+            students = model(**batch).loss.item()
+    assert found != pytest.approx(students, rel=1e-3)
+    with callback.handover.as_student():
+        assert trainer.evaluate(metric_key_prefix="eval_students")["eval_students_loss"] == pytest.approx(students, rel=1e-5)
+
+
+def test_the_best_model_is_one_whose_teachers_are_gone(tmp_path):
+    """A blend is often best at first, where its teachers work; what counts is measured after takeover."""
+    changes = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    upside_down = {"metric_for_best_model": "eval_loss", "greater_is_better": True}  # so that the untrained are the best
+    trainer, _ = made(bert(), plan(), tmp_path, load_best_model_at_end=True, **changes, **upside_down)
+    trainer.train()
+    scores = {line["step"]: line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line}
+    late = {step: loss for step, loss in scores.items() if step >= 6}
+    assert max(scores, key=scores.get) not in late  # else this test says nothing
+    assert trainer.state.best_global_step == max(late, key=late.get) != STEPS
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(max(late.values()), rel=1e-5)
+
+
+def test_a_model_saved_in_the_middle_holds_both_sides(tmp_path):
+    class Save(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **_):
+            if state.global_step == 3:
+                trainer.save_model(tmp_path / "middle")
+
+    trainer, _ = made(bert(), plan(), tmp_path, callbacks=[Save()])
+    trainer.train()
+    saved = segue.tensor_files.read(tmp_path / "middle" / "model.safetensors")
+    assert {"student", "teacher"} <= {part for name in saved for part in name.split(".")}
+
+
+def test_lora_trains_beside_the_students_and_merges_into_a_plain_model(tmp_path):
+    model = with_lora()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    settings = CASES["LoRA"][1]
+    trainer, _ = made(model, settings, tmp_path, data=Rows(language=True))
+    trainer.train()
+    after = model.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if ".self_attn." in name or "lora_" in name}
+    with pytest.warns(SegueWarning, match=r"save model.merge_and_unload\(\)"):
+        trainer.save_model(tmp_path / "adapters")
+    batch = next(iter(DataLoader(Rows(language=True), batch_size=4)))
+    with torch.no_grad():
+        logits = model.eval()(**batch).logits
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged(**batch).logits, logits)
+    assert list(merged.state_dict()) == list(CASES["language"][0]().state_dict())
+    assert type(merged).__name__ == "LlamaForCausalLM"
+    assert merged.config.segue["plan"]["sites"] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    merged.save_pretrained(tmp_path / "merged")
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "merged")
+    assert same_state(again.state_dict(), merged.state_dict())
+
+
+def test_gradient_checkpointing_changes_nothing(tmp_path):
+    plain, spared = (by_sgd(bert(), plan(), tmp_path, gradient_checkpointing=on) for on in (False, True))
+    for name, x in plain.items():
+        torch.testing.assert_close(spared[name], x)
+
+
+# What is refused
+
+
+def sum_of_logits(output, labels, **_):
+    return output["logits"].sum()
+
+
+@pytest.mark.parametrize("outside", [{"label_smoothing_factor": 0.1}, {"compute_loss_func": sum_of_logits}], ids=list)
+def test_a_loss_from_outside_the_model_is_refused_only_where_ours_would_be_lost(outside, tmp_path):
+    trainer, _ = made(bert(), plan(), tmp_path, **outside)
+    with pytest.raises(HandoverError) as error:
+        trainer.train()
+    assert str(error.value) == (
+        "guidance or distillation was to join the loss that the model returns.\n"
+        "  Trainer takes its loss from elsewhere: label_smoothing_factor, compute_loss_func, or a model that returns none.\n"
+        "  Hint: let the model compute it (labels in the batch), or plan without guidance and distill."
+    )
+    trainer, callback = made(bert(), plan(guidance=None), tmp_path, **outside)
+    trainer.train()
+    assert callback.handover.steps_done == STEPS
+
+
+def test_a_loss_that_is_left_aside_is_noticed(tmp_path):
+    """The model has made a loss that holds ours, from a label that Trainer does not know, and Trainer takes another one."""
+
+    class Unlabelled(Plain):
+        def forward(self, input_ids, attention_mask, target):
+            return super().forward(input_ids, attention_mask, target)
+
+    data = [{"target" if name == "labels" else name: x for name, x in Rows()[i].items()} for i in range(20)]
+    trainer, _ = made(Unlabelled(), plan(sites="site"), tmp_path, data=data, compute_loss_func=sum_of_logits)
+    with pytest.raises(HandoverError, match="Trainer takes its loss from elsewhere"):
+        trainer.train()
+
+
+def test_an_optimizer_built_before_the_students_is_refused(tmp_path):
+    model = bert()
+    with pytest.raises(HandoverError, match="It was built before the students and cannot hold them"):
+        made(model, plan(), tmp_path, optimizers=(torch.optim.SGD(model.parameters(), lr=0.1), None))
+    assert same_state(model.state_dict(), bert().state_dict())
+
+
+def test_adapters_that_the_plan_would_freeze_are_refused(tmp_path):
+    with pytest.raises(PlanError, match='plan with train="all"'):
+        made(with_lora(), plan(sites="model.layers.*.self_attn"), tmp_path)
+
+
+def test_a_model_that_the_callback_has_not_changed_is_refused(tmp_path):
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    late = transformers.Trainer(bert(), arguments, train_dataset=Rows())
+    late.add_callback(HandoverCallback(plan()))
+    own = transformers.Trainer(
+        args=arguments, train_dataset=Rows(), model_init=lambda: bert(), callbacks=[HandoverCallback(plan())]
+    )
+    for trainer in (late, own):
+        with pytest.raises(HandoverError, match=r"It was not there when Trainer was made, or .* \(model_init\)"):
+            trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ("fsdp", "shard every"),
+        ("deepspeed", "not been tried"),
+        ("torch_compile", "to be compiled"),
+        ("_n_gpu", "several devices"),
+    ],
+)
+def test_engines_that_take_the_model_apart_are_refused(setting, found, tmp_path):
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    arguments.n_gpu  # noqa: B018  made on demand, and then kept
+    setattr(arguments, setting, 2)
+    with pytest.raises(HandoverError, match=found):
+        HandoverCallback(plan()).on_init_end(arguments, None, None, model=bert())
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path):
+    every = {"save_strategy": "steps", "save_steps": 4}
+    made(bert(), plan(), tmp_path / "ours", **every)[0].train()
+    place = str(tmp_path / "ours" / "checkpoint-4")
+    for settings, changes, found in (
+        (plan(seed=1), {}, "Its plan is another one."),
+        (plan(), {"max_steps": 20}, "It was to take 12 steps, this one 20."),
+    ):
+        with pytest.raises(CheckpointError, match=found):
+            made(bert(), settings, tmp_path, **changes)[0].train(resume_from_checkpoint=place)
+    other = bert()
+    with torch.no_grad():
+        other.get_submodule("bert.encoder.layer.0.attention.self").query.weight.add_(1)
+    with pytest.raises(CheckpointError, match="Its teachers had other weights"):
+        made(other, plan(), tmp_path)[0].train(resume_from_checkpoint=place)
+    few = {"max_steps": 4, "save_steps": 2, "save_only_model": True}
+    arguments = transformers.TrainingArguments(str(tmp_path / "plain"), use_cpu=True, report_to=[], **few)
+    transformers.Trainer(bert(), arguments, train_dataset=Rows()).train()
+    with pytest.raises(CheckpointError, match="written without this callback"):
+        made(bert(), plan(), tmp_path)[0].train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-2"))
+
+
+def test_the_callback_has_no_handover_before_it_has_a_model():
+    with pytest.raises(HandoverError, match="It has not seen a model yet"):
+        HandoverCallback(plan()).handover  # noqa: B018
