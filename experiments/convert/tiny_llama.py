@@ -9,19 +9,17 @@ import argparse
 from pathlib import Path
 
 import torch
-from segue.lab.torchvision_cpu import declare_missing_operators
-
-declare_missing_operators()
-
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import segue
 from segue.conversion.tasks import NextToken
+from segue.lab.models import quiet_transformers
 from segue.lab.tasks import Batches, InOrder
 
+transformers = quiet_transformers("Llama")
 
-def tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
+
+def tokenizer(text: str, size: int) -> transformers.PreTrainedTokenizerFast:
     """Learn a byte-level BPE tokenizer."""
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -30,7 +28,9 @@ def tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False)
     learned.train_from_iterator([text], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=learned, eos_token="<|end|>", pad_token="<|pad|>", padding_side="left")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=learned, eos_token="<|end|>", pad_token="<|pad|>", padding_side="left"
+    )
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     blocks = ids[: len(ids) // options.tokens * options.tokens].reshape(-1, options.tokens)
     held = max(1, len(blocks) // 20)  # the end of the text, which `segue convert` holds out too
     train, judged = blocks[:-held], blocks[-held:]
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=len(reader),
         hidden_size=options.width,
         intermediate_size=options.width * 8 // 3 // 32 * 32,
@@ -66,7 +66,7 @@ def main() -> None:
         pad_token_id=reader.pad_token_id,
     )
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
+    model = transformers.LlamaForCausalLM(config)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {train.numel():,} tokens to train on")
     task = NextToken()
     trained = segue.fit(
