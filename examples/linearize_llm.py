@@ -72,8 +72,7 @@ def main() -> None:
     prompt = torch.tensor([list(b"import ")])
     settings = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     fast, slow = (model.generate(prompt, use_cache=cached, **settings) for cached in (True, False))
-    print(f"with a state of constant size: {bytes(fast[0].tolist())!r}")
-    print(f"the same tokens without a cache: {torch.equal(fast, slow)}")
+    print(f"{bytes(fast[0].tolist())!r}\nthe same tokens without a cache: {torch.equal(fast, slow)}")
 
 
 if __name__ == "__main__":
