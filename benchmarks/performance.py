@@ -33,7 +33,7 @@ from benchmarks import (
     whole_run,
 )
 from benchmarks.settings import MINUTES, SHARED, Settings, scaled, smoke
-from segue.lab.torchvision_cpu import declare_missing_operators
+from segue.torchvision_cpu import declare_missing_operators
 
 ROOT = Path(__file__).parent.parent
 MEASUREMENTS: dict[str, Callable[[Settings], dict[str, Any]]] = {

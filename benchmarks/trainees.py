@@ -18,8 +18,8 @@ import segue
 from benchmarks.settings import Settings
 from benchmarks.timing import Step
 from segue.diagnostics.counting import flops
-from segue.lab.torchvision_cpu import declare_missing_operators
 from segue.schedules import Constant
+from segue.torchvision_cpu import declare_missing_operators
 
 Batch = tuple[Tensor, Tensor]
 Join = Callable[[nn.Module, nn.Module], nn.Module]

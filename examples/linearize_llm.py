@@ -8,7 +8,7 @@ import pathlib
 import torch
 
 import segue
-from segue.lab.torchvision_cpu import declare_missing_operators
+from segue.torchvision_cpu import declare_missing_operators
 
 declare_missing_operators()  # only where torchvision was built for another torch
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from segue import checkpoint, tensor_files
 from segue.errors import CheckpointError, MissingExtraError
-from segue.lab.torchvision_cpu import declare_missing_operators
+from segue.torchvision_cpu import declare_missing_operators
 
 RECORD = "segue.json"
 FORMAT = 1

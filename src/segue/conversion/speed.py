@@ -1,38 +1,35 @@
-"""How fast models generate and read, and how much their caches hold, side by side in one run."""
+"""How fast models generate and read, and how much they hold, side by side in one run."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from segue.diagnostics.counting import PeakBytes
 
 STEPS = 12  # single tokens that are generated at each context
 
 
 @torch.no_grad()
 def decoding(models: Mapping[str, Any], contexts: Sequence[int], *, steps: int = STEPS) -> list[dict[str, Any]]:
-    """Generate single tokens after contexts of so many tokens, the models in turn; medians.
+    """Generate single tokens after contexts of so many tokens, the models in turn; medians and quartiles.
 
     Each row holds the model's name, the context, tokens per second, seconds to read the context, and bytes of its cache.
     """
     rows = []
     for context in contexts:
         readers = {name: _Reader(model, context) for name, model in models.items()}
-        for reader in readers.values():  # the first token is not timed
-            reader.step()
-        times: dict[str, list[float]] = {name: [] for name in readers}
-        for _ in range(steps):
-            for name, reader in readers.items():
-                times[name].append(reader.step())
+        times = _in_turn({name: reader.step for name, reader in readers.items()}, steps)
         rows += [
             {
                 "model": name,
                 "context": context,
-                "tokens_per_second": 1 / statistics.median(times[name]),
+                **_per_second(1, times[name]),
                 "seconds_to_read": reader.seconds_to_read,
                 "cache_bytes": cache_bytes(reader.cache),
             }
@@ -42,22 +39,57 @@ def decoding(models: Mapping[str, Any], contexts: Sequence[int], *, steps: int =
 
 
 @torch.no_grad()
-def reading(models: Mapping[str, Any], lengths: Sequence[int], *, steps: int = STEPS) -> list[dict[str, Any]]:
-    """Read one text of so many tokens as a whole, the models in turn; medians."""
+def reading(
+    models: Mapping[str, Any],
+    sizes: Sequence[int],
+    *,
+    steps: int = STEPS,
+    make: Callable[[Any, int], dict[str, Tensor]] | None = None,
+) -> list[dict[str, Any]]:
+    """Read one text of so many tokens as a whole, or what `make` returns for a size; the models in turn, medians and quartiles.
+
+    The rows are those of `decoding` without a cache, "context" is the size, and so many count for "tokens_per_second".
+    """
+    make = make or (lambda model, length: {"input_ids": _ids(model, length)})
     rows = []
-    for length in lengths:
-        times: dict[str, list[float]] = {name: [] for name in models}
-        for turn in range(steps + 1):
-            for name, model in models.items():
-                begun = time.perf_counter()
-                model(input_ids=_ids(model, length))
-                if turn:  # the first is not timed
-                    times[name].append(time.perf_counter() - begun)
-        rows += [
-            {"model": name, "context": length, "tokens_per_second": length / statistics.median(each)}
-            for name, each in times.items()
-        ]
+    for size in sizes:
+        inputs = {name: make(model, size) for name, model in models.items()}
+
+        def read(name: str, given: dict[str, dict[str, Tensor]] = inputs) -> None:
+            models[name](**given[name])
+            _wait(models[name])
+
+        times = _in_turn({name: lambda name=name, read=read: read(name) for name in models}, steps)  # type: ignore[misc]
+        rows += [{"model": name, "context": size, **_per_second(size, times[name])} for name in models]
     return rows
+
+
+@torch.no_grad()
+def peak_bytes(model: nn.Module, context: int) -> int:
+    """Return the most bytes of live tensors beside the weights while a context is read and one token is generated.
+
+    Counted, not sampled: the same on every machine. What an operator uses inside itself is not seen.
+    """
+    with PeakBytes([*model.parameters(), *model.buffers()]) as memory:
+        _Reader(model, context).step()
+    return memory.peak
+
+
+def _in_turn(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Time pieces of work in turn, so that a busy machine is busy for all of them; the first round does not count."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(rounds + 1):
+        for name, work in works.items():
+            begun = time.perf_counter()
+            work()
+            if turn:
+                times[name].append(time.perf_counter() - begun)
+    return times
+
+
+def _per_second(count: int, seconds: list[float]) -> dict[str, Any]:
+    low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+    return {"tokens_per_second": count / middle, "middle_half": [count / high, count / low]}
 
 
 class _Reader:
@@ -67,16 +99,15 @@ class _Reader:
         self.model = model
         begun = time.perf_counter()
         output = model(input_ids=_ids(model, context), use_cache=True)
-        self.seconds_to_read = time.perf_counter() - begun
         self.cache = output.past_key_values
         self.token = output.logits[:, -1:].argmax(-1)
+        _wait(model)
+        self.seconds_to_read = time.perf_counter() - begun
 
-    def step(self) -> float:
-        begun = time.perf_counter()
+    def step(self) -> None:
         output = self.model(input_ids=self.token, past_key_values=self.cache, use_cache=True)
         self.token = output.logits[:, -1:].argmax(-1)
-        self.token.tolist()  # waits for the device
-        return time.perf_counter() - begun
+        _wait(self.model)
 
 
 def cache_bytes(cache: Any) -> int:
@@ -96,3 +127,9 @@ def _ids(model: Any, length: int) -> Tensor:
     generator = torch.Generator().manual_seed(length)
     ids = torch.randint(0, model.config.vocab_size, (1, length), generator=generator)
     return ids.to(next(model.parameters()).device)
+
+
+def _wait(model: nn.Module) -> None:
+    """Wait until the model's device has done what it was asked for."""
+    if (device := next(model.parameters()).device).type != "cpu":
+        torch.accelerator.synchronize(device)

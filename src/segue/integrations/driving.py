@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from segue.errors import CheckpointError, HandoverError, SegueWarning
 from segue.handover import Handover, replace_
-from segue.lab.torchvision_cpu import declare_missing_operators
 from segue.plan import Plan
 from segue.tensor_files import fingerprint
+from segue.torchvision_cpu import declare_missing_operators
 
 KEY = "segue"  # where a framework's checkpoint holds our state
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from segue.errors import ConfigError, MissingExtraError, nearest
 from segue.lab.small_vit import VisionTransformer
-from segue.lab.torchvision_cpu import declare_missing_operators
+from segue.torchvision_cpu import declare_missing_operators
 
 KINDS = ("timm", "hf", "torchvision")
 

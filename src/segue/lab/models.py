@@ -11,7 +11,7 @@ from torch import nn
 from segue.errors import ConfigError, MissingExtraError
 from segue.lab.small_vit import VisionTransformer
 from segue.lab.sources import Dataset
-from segue.lab.torchvision_cpu import declare_missing_operators
+from segue.torchvision_cpu import declare_missing_operators
 
 
 @dataclass(frozen=True, kw_only=True)

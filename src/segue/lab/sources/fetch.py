@@ -9,7 +9,7 @@ from types import ModuleType
 
 from segue.errors import DataError
 from segue.lab.sources.extras import optional
-from segue.lab.torchvision_cpu import declare_missing_operators
+from segue.torchvision_cpu import declare_missing_operators
 
 
 def fetch_cifar(name: str, binary: str, asked: str, folder: Path) -> None:
