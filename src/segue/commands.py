@@ -128,7 +128,9 @@ def convert(
     train: Annotated[Literal["students", "all"], typer.Option(help="What learns.")] = "students",
     precision: Annotated[Literal["float32", "bf16", "fp16"], typer.Option(help="Of the computation.")] = "float32",
     dtype: Annotated[str | None, typer.Option(help="Of the saved weights; the original's if not given.")] = None,
-    shard: Annotated[bool, typer.Option(help="FSDP2 instead of DDP, where `accelerate launch` starts more processes.")] = False,
+    shard: Annotated[
+        bool, typer.Option(envvar="ACCELERATE_USE_FSDP", help="FSDP2 instead of DDP, in several processes.")
+    ] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the model.")] = False,
     validation: Annotated[float, typer.Option(help="The share of texts that is held out.")] = 0.05,
     looks: Annotated[int, typer.Option(min=1, help="How often the held-out part is looked at.")] = 10,

@@ -54,6 +54,11 @@ class Base:
             self.reader.save_pretrained(folder)
 
     @property
+    def revision(self) -> str | None:
+        """The commit of the hub that it came from."""
+        return getattr(self.model.config, "_commit_hash", None)
+
+    @property
     def reads_images(self) -> bool:
         return bool(self.model.main_input_name == "pixel_values")
 

@@ -98,7 +98,12 @@ def _record(told: Told, draft: Path, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "format": pretrained.FORMAT,
         "segue": base.model.segue,
-        "base": {"name": base.name, "hash": base.hash, "config": {**base.config, "dtype": str(dtype).removeprefix("torch.")}},
+        "base": {
+            "name": base.name,
+            "revision": base.revision,
+            "hash": base.hash,
+            "config": {**base.config, "dtype": str(dtype).removeprefix("torch.")},
+        },
         "files": {name: pretrained.file_hash(draft / name) for name in weights},
         "versions": {
             "segue": segue.__version__,
