@@ -15,7 +15,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-PARTS = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)  # code, in which nothing is a link
+FENCES = r"^ *`````.*?^ *`````|^ *```.*?^ *```"
+PARTS = re.compile(rf"({FENCES}|`[^`\n]+`)", re.MULTILINE | re.DOTALL)  # code, in which nothing is a link
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SECTION = re.compile(r"<!-- README: (.+?) -->")
 
@@ -26,13 +27,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     seen: set[str] = set()
     while open_pages:
         origin = open_pages.pop()
-        text = _with_sections((ROOT / origin).read_text(encoding="utf-8"))
-        for path in {_target(link, origin) for link in _links(text)}:
-            if path is None or path.startswith("docs/") or path in seen:
+        for path in {_target(link, origin) for link in _links(_with_sections(_markdown(origin)))}:
+            if path is None or path.startswith("docs/") or path in seen or not (ROOT / path).exists():
                 continue
             seen.add(path)
-            files.append(File.generated(config, _place(path), content=_as_page(path), inclusion=InclusionLevel.NOT_IN_NAV))
-            open_pages += [path] if path.endswith(".md") else []
+            page = f"---\nsearch:\n  exclude: true\n---\n\n{_markdown(path)}"
+            files.append(File.generated(config, _place(path), content=page, inclusion=InclusionLevel.NOT_IN_NAV))
+            open_pages.append(path)
     return files
 
 
@@ -84,13 +85,15 @@ def _origin(place: str) -> str:
     return path if (ROOT / path).exists() else path.removesuffix(".md")
 
 
-def _as_page(path: str) -> str:
-    hidden = "---\nsearch:\n  exclude: true\n---\n\n"
-    text = (ROOT / path).read_text(encoding="utf-8")
-    if path.endswith(".md"):
-        return hidden + text
+def _markdown(path: str) -> str:
+    """Return a file of the repository as a page: Markdown as it is, a folder as the list of its files, all else as code."""
+    place = ROOT / path
+    if place.is_dir():
+        names = sorted(file.name for file in place.iterdir() if file.is_file())
+        return f"# {path}\n\n" + "".join(f"- [{name}]({place.name}/{name})\n" for name in names)
+    text = place.read_text(encoding="utf-8")
     language = "python" if path.endswith(".py") else "text"
-    return f"{hidden}# {path}\n\n`````{language}\n{text}`````\n"
+    return text if path.endswith(".md") else f"# {path}\n\n`````{language}\n{text}`````\n"
 
 
 def _with_sections(text: str) -> str:
