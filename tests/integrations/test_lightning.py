@@ -1,0 +1,156 @@
+"""Lightning's Trainer drives a handover, saves it, resumes it and ends it."""
+
+import lightning
+import pytest
+import torch
+from fit_cases import Fresh
+from small_modules import CASES, RESUMED, STEPS, HandoverCallback, Module, fit, go_on, loader, plan, train
+from tiny import Net, same_state
+from torch.nn import functional as F
+
+import segue
+from segue.errors import CheckpointError, HandoverError, SegueWarning
+from segue.gates import GumbelSoftmax
+from segue.losses import LogitDistillation
+from segue.schedules import Constant
+
+
+def test_a_stock_trainer_hands_over_and_leaves_a_plain_model(tmp_path):
+    module = Module(dropout=0.0)
+    callback = HandoverCallback(plan())
+    run = fit(module, [callback], tmp_path)
+    assert callback.handover.steps_done == run.global_step == STEPS
+    changed = {name for name, x in module.model.state_dict().items() if not torch.equal(x, Net().state_dict()[name])}
+    assert changed == {name for name in Net().state_dict() if ".attn." in name}
+    assert list(module.model.state_dict()) == list(Net().state_dict())
+    assert module.model.segue["step"] == STEPS
+    assert "training_step" not in vars(module)
+    assert run.logged_metrics["alpha"] == 0
+    assert run.logged_metrics["aux_loss"] > 0
+
+
+@pytest.mark.parametrize("returns", [lambda loss: loss, lambda loss: {"loss": loss, "more": 1}], ids=["a tensor", "a dict"])
+def test_the_auxiliary_loss_weighs_as_in_a_loop_of_ones_own(returns, tmp_path):
+    class Returning(Module):
+        def training_step(self, batch, batch_idx):
+            return returns(super().training_step(batch, batch_idx))
+
+    settings = plan(gate=GumbelSoftmax(), distill=LogitDistillation(schedule=Constant(alpha=1.0)))
+    module = Returning(0.0, optimizer=torch.optim.SGD)
+    fit(module, [HandoverCallback(settings)], tmp_path, loader(shuffle=False), accumulate_grad_batches=2, max_epochs=1)
+    model = Net().train()
+    handover = segue.replace_(model, settings, total_steps=5)
+    optimizer = torch.optim.SGD(handover.parameters(), lr=1e-2)
+    for index, (x, y) in enumerate(loader(shuffle=False)):
+        loss = F.cross_entropy(model(x), y) + handover.aux_loss()
+        (loss / 2).backward()
+        if index % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            handover.step()
+    expected = handover.finalize_().state_dict()
+    for name, x in module.model.state_dict().items():
+        torch.testing.assert_close(x, expected[name])
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """Train every case undisturbed, and go on from its checkpoints in a fresh process."""
+    folder = tmp_path_factory.mktemp("modules")
+    whole = {case: train(case, folder / case) for case in CASES}
+    Fresh(go_on, str(folder), words=folder / "words").succeed()
+    return whole, torch.load(folder / "ends.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("epoch", RESUMED)
+@pytest.mark.parametrize("case", CASES)
+def test_lightnings_own_checkpoint_continues_bit_for_bit_in_a_fresh_process(case, epoch, resumed):
+    whole, ends = resumed
+    assert same_state(ends[f"{case}, {epoch}"], whole[case])
+
+
+class Places:
+    """A loader that can be resumed in the middle of an epoch, as Lightning asks."""
+
+    def __init__(self):
+        self.place = 0
+        self.batches = list(loader(shuffle=False))
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        begin = self.place % len(self)
+        for index in range(begin, len(self)):
+            self.place = index + 1
+            yield self.batches[index]
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class Save(lightning.Callback):
+    """Save in the middle of an epoch."""
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 3:
+            trainer.save_checkpoint(f"{trainer.default_root_dir}/middle.ckpt")
+
+
+def test_a_loader_that_resumes_lets_a_run_go_on_in_the_middle_of_an_epoch(tmp_path):
+    ends = []
+    for seed, resume in ((3, None), (4, tmp_path / "3" / "middle.ckpt")):
+        torch.manual_seed(seed)
+        module, callback = Module(), HandoverCallback(plan(gate=GumbelSoftmax(), backbone="train"))
+        fit(module, [callback, Save()], tmp_path / str(seed), Places(), resume, accumulate_grad_batches=1, max_epochs=2)
+        ends.append(module.state_dict())
+    assert same_state(*ends)
+
+
+def test_a_run_that_stops_before_takeover_is_left_open(tmp_path):
+    callback = HandoverCallback(plan(schedule=Constant(alpha=0.5)))
+    with pytest.warns(SegueWarning, match="ended at step 12 of 12 while 3 of 3 teachers still had a share"):
+        fit(Module(), [callback], tmp_path)
+    assert callback.handover.finalize_(force=True).segue["step"] == STEPS
+
+
+def test_a_pretrained_model_in_evaluation_is_trained(tmp_path):
+    """Lightning leaves modes as they are; the students would learn nothing from their guidance."""
+    module, callback = Module(), HandoverCallback(plan())
+    module.model.eval()
+    run = fit(module, [callback], tmp_path)
+    assert run.logged_metrics["aux_loss"] > 0
+
+
+# What is refused
+
+
+def test_a_module_without_that_part_is_refused(tmp_path):
+    with pytest.raises(HandoverError) as error:
+        fit(Module(), [HandoverCallback(plan(), module="net")], tmp_path)
+    assert str(error.value) == (
+        "the model at Module.net was to be changed.\n"
+        "  There is none yet; the module has these parts: model.\n"
+        "  Hint: make it in __init__ and name it: HandoverCallback(plan, module='...')."
+    )
+
+
+def test_manual_optimization_is_refused(tmp_path):
+    module = Module()
+    module.automatic_optimization = False
+    with pytest.raises(HandoverError, match="Only that module knows its loss and its steps"):
+        fit(module, [HandoverCallback(plan())], tmp_path, accumulate_grad_batches=1)
+
+
+def test_a_run_without_an_end_is_refused(tmp_path):
+    with pytest.raises(HandoverError, match="does not know how many steps the run has"):
+        fit(Module(), [HandoverCallback(plan())], tmp_path, max_epochs=-1)
+
+
+def test_a_checkpoint_of_another_plan_is_refused(tmp_path):
+    fit(Module(), [HandoverCallback(plan())], tmp_path)
+    with pytest.raises(CheckpointError, match="Its plan is another one"):
+        fit(Module(), [HandoverCallback(plan(seed=1))], tmp_path / "other", resume=tmp_path / "epoch=0.ckpt")
