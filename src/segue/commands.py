@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -148,6 +149,37 @@ def convert(
 
     settings = {name: value for name, value in locals().items() if name in Conversion.__dataclass_fields__}
     _convert(Conversion(**settings, compile=compiled), out)
+
+
+@app.command(name="eval")
+def eval_(
+    folder: Annotated[Path, typer.Argument(help="That `segue convert` wrote.")],
+    base: Annotated[str | None, typer.Option(help="Where the original lies now; by default where it lay.")] = None,
+    data: Annotated[str | None, typer.Option(help="To judge by; by default what the conversion held out of its own.")] = None,
+    validation: Annotated[float | None, typer.Option(help="The share of the data that is judged by, its end.")] = None,
+    contexts: Annotated[str | None, typer.Option(help="Tokens, such as 256,1024,4096: where speed is measured.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=2, help="Of each text; may be more than it was trained on.")] = None,
+    texts: Annotated[int | None, typer.Option(min=1, help="At most so many pieces of text, or examples.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the page goes; by default eval in the folder.")] = None,
+) -> None:
+    """Compare a converted model with its original: quality, agreement, speed and memory; a table and one page.
+
+    `segue eval DIR --tokens 1024`
+    """
+    from segue.conversion import judge, judge_words
+
+    settings = judge.Judging(
+        folder=folder, base=base, data=data, validation=validation, contexts=judge.sizes(contexts), tokens=tokens, texts=texts
+    )
+    place = out or folder / "eval"
+    results = judge.judge(settings, place, lambda text: console.print(escape(text), soft_wrap=True, highlight=False))
+    table = Table("", "original", "converted", "compared", box=box.SIMPLE_HEAD)
+    for row in judge_words.rows(results):
+        table.add_row(*map(escape, row))
+    console.print(table)
+    for sentence in judge_words.sentences(results):
+        console.print(f"- {escape(sentence)}", soft_wrap=True, highlight=False)
+    console.print(str(place / "index.html"), soft_wrap=True)
 
 
 @app.command()

@@ -70,7 +70,8 @@ def peak_bytes(model: nn.Module, context: int) -> int:
 
     Counted, not sampled: the same on every machine. What an operator uses inside itself is not seen.
     """
-    with PeakBytes([*model.parameters(), *model.buffers()]) as memory:
+    memory = PeakBytes([*model.parameters(), *model.buffers()])
+    with memory:
         _Reader(model, context).step()
     return memory.peak
 
@@ -111,8 +112,9 @@ class _Reader:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Return how many bytes the layers of a Hugging Face cache hold."""
-    return sum(x.numel() * x.element_size() for layer in cache.layers for x in _tensors(vars(layer).values()))
+    """Return how many bytes the layers of a Hugging Face cache hold on to, each storage once."""
+    storages = [x.untyped_storage() for layer in cache.layers for x in _tensors(vars(layer).values())]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
