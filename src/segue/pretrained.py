@@ -40,14 +40,17 @@ def from_pretrained(
 
 def is_converted(folder: str | os.PathLike[str]) -> bool:
     """Tell whether a folder holds a converted model."""
-    return (Path(folder) / RECORD).is_file()
+    if (Path(folder) / RECORD).is_file():
+        return True
+    config = Path(folder) / "config.json"
+    return config.is_file() and '"segue"' in config.read_text(encoding="utf-8", errors="replace")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Read what was replaced in the model of a folder."""
     asked = f"a converted model was to be loaded from {folder}."
     try:
-        if is_converted(folder):
+        if (folder / RECORD).is_file():
             record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             if record.get("format") != FORMAT:
                 found = f"{RECORD} has format {record.get('format')!r}; this version of Segue reads {FORMAT}."

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from segue import pretrained
-from segue.errors import ConfigError
+from segue.errors import ConfigError, SegueError
 from segue.lab.models import quiet_transformers
 from segue.lab.results import write_json
 from segue.tensor_files import fingerprint
@@ -80,16 +80,27 @@ def open_base(name: str) -> Base:
             config, stored = pretrained.read_record(Path(place))["base"]["config"], model.config.dtype
         else:
             settings = transformers.AutoConfig.from_pretrained(place, **options)
-            kind = pretrained.model_class(settings)
             stored = settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
-            safe = {} if options else {"use_safetensors": True}
-            model = kind.from_pretrained(place, dtype=torch.float32, **safe, **options).eval()
+            model = _loaded(pretrained.model_class(settings), place, options, asked)
             config = _plain(model.config, type(model).__name__, stored)
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(asked, reason, "give a folder with config.json and safetensors, a GGUF file, or an id.") from error
-    reader = _reader(transformers, model, place, options)
+        reader = _reader(transformers, model, place, options)
+    except SegueError:
+        raise
+    except Exception as error:  # transformers lets the errors of all its readers through
+        reason = (str(error).strip().splitlines() or [""])[0]
+        hint = "give a folder with config.json, safetensors and a tokenizer, a GGUF file, or an id."
+        raise ConfigError(asked, f"{type(error).__name__}: {reason}", hint) from error
     return Base(name, model, reader, _kind(model, asked), config, stored, fingerprint(model.state_dict()))
+
+
+def _loaded(kind: Any, place: str, options: dict[str, Any], asked: str) -> Any:
+    """Load every weight, from safetensors or GGUF."""
+    safe = {} if options else {"use_safetensors": True}
+    model, found = kind.from_pretrained(place, dtype=torch.float32, output_loading_info=True, **safe, **options)
+    if missing := sorted(found["missing_keys"]):
+        hint = "give a complete model; a head that is to be trained first is trained without Segue."
+        raise ConfigError(asked, f"Its files lack {len(missing)} weights ({missing[0]} first).", hint)
+    return model.eval()
 
 
 def _place(name: str) -> tuple[str, dict[str, Any]]:

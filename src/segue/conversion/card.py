@@ -11,7 +11,7 @@ from segue.conversion.data import Data
 def text(record: dict[str, Any], data: Data) -> str:
     """Write the card as Markdown, with the front matter of the Hugging Face Hub."""
     conversion, base, budget = record["conversion"], record["base"], record["budget"]
-    sites = record["segue"]["plan"]["sites"]
+    sites = record["segue"]["teachers"]
     kept = f" Kept as they were: `{conversion['keep']}`." if conversion["keep"] else ""
     seen = f"{budget['tokens']:,} tokens" if budget["tokens"] else f"{budget['examples']:,} examples"
     batch = conversion["batch"] * conversion["accumulate"]

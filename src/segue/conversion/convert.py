@@ -23,7 +23,7 @@ from segue.methods import ALL
 from segue.plan import Plan
 from segue.recipe import Recipe
 from segue.schedules import Constant
-from segue.sites import select
+from segue.sites import Selector, Span, select
 from segue.training import fit
 
 Say = Callable[[str], None]
@@ -57,6 +57,12 @@ class Conversion:
     label: str | None = None
     download: bool = False
 
+    def __post_init__(self) -> None:
+        if not 0 < self.validation < 1:
+            raise ConfigError(
+                f"validation={self.validation} was asked for.", "It is a share of the data.", "give 0.05 for a twentieth."
+            )
+
     def recipe(self) -> Recipe:
         """Return how long and how fast the students train."""
         return Recipe(
@@ -81,6 +87,8 @@ def convert(settings: Conversion, out: Path, say: Say = print) -> dict[str, Any]
     dtype = _dtype(settings.dtype)
     main = processes.rank == 0
     say = say if main else _quietly
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"a model was to be converted into {out}.", "It is a file.", "name a folder.")
     if pretrained.is_converted(out):
         raise ConfigError(f"a model was to be converted into {out}.", "A finished one lies there.", "give another --out.")
     work = out / "training"
@@ -93,7 +101,7 @@ def convert(settings: Conversion, out: Path, say: Say = print) -> dict[str, Any]
         write_json(dataclasses.asdict(settings), work / "settings.json")
     processes.wait()
     say(f"{settings.model}: {type(base.model).__name__}, {sum(p.numel() for p in base.model.parameters()):,} parameters")
-    say(f"{len(plan.sites)} sites; training on {data.train_size}, judged by {data.held_size}")  # type: ignore[arg-type]
+    say(f"{len(select(base.model, plan.sites))} sites; training on {data.train_size}, judged by {data.held_size}")
     original = _judged(base.model, data)
     say(f"original: {_quality(data, original)}")
     trained = fit(
@@ -130,21 +138,28 @@ def _plan(settings: Conversion, base: Base, student: Any) -> Plan:
         raise ConfigError(
             f"the method {settings.method!r} was asked for.", nearest(settings.method, list(ALL)), "see `segue methods`."
         )
-    names = [site.name for site in select(base.model, settings.sites)]
-    if settings.keep is not None:
-        kept = {site.name for site in select(base.model, settings.keep)}
-        if not kept & set(names):
-            found = f"{settings.keep!r} matches none of the {len(names)} sites ({names[0]} first)."
-            raise SiteError(
-                f"sites {settings.keep!r} were to be kept.", found, "a pattern matches whole names, as --sites does."
-            )
-        names = [name for name in names if name not in kept]
-        if not names:
-            raise SiteError("all sites were to be kept.", "Nothing is left to replace.", "keep fewer.")
-    plan = ALL[settings.method](sites=tuple(names), student=student, train=settings.train, seed=settings.seed)
+    sites = _sites(settings, base)
+    plan = ALL[settings.method](sites=sites, student=student, train=settings.train, seed=settings.seed)
     if base.kind == "encoder":  # there is no task to learn from but what the original returns
         plan = dataclasses.replace(plan, distill=FeatureGuidance(schedule=Constant(alpha=1.0)))
     return plan
+
+
+def _sites(settings: Conversion, base: Base) -> Selector:
+    """Return the sites by their names, without those that are kept; a span stays as it is."""
+    wanted = words.sites(settings.sites)
+    names = [site.name for site in select(base.model, wanted)]
+    if isinstance(wanted, Span) and settings.keep is None:
+        return wanted
+    kept = {site.name for site in select(base.model, settings.keep)} if settings.keep is not None else set()
+    if isinstance(wanted, Span):
+        raise SiteError("some layers of a span were to be kept.", "It takes whole groups.", "give it first= and last= instead.")
+    if settings.keep is not None and not kept & set(names):
+        found = f"{settings.keep!r} matches none of the {len(names)} sites ({names[0]} first)."
+        raise SiteError("some sites were to be kept.", found, "a pattern matches whole names, as --sites does.")
+    if not set(names) - kept:
+        raise SiteError("all sites were to be kept.", "Nothing is left to replace.", "keep fewer.")
+    return tuple(name for name in names if name not in kept)
 
 
 def _judged(model: torch.nn.Module, data: Data) -> dict[str, float]:
@@ -165,7 +180,7 @@ def _line(data: Data, original: dict[str, float], point: dict[str, Any]) -> str:
 
 def _same_as_before(settings: Conversion, work: Path) -> None:
     path = work / "settings.json"
-    if not path.exists():
+    if not (path.exists() and (work / "checkpoints" / "latest").exists()):  # what failed at its start may be mended
         return
     before, now = json.loads(path.read_text(encoding="utf-8")), dataclasses.asdict(settings)
     different = [f"{name} {before.get(name)!r}" for name, value in now.items() if before.get(name) != value]

@@ -13,7 +13,7 @@ from torch import Tensor
 from segue.conversion import texts
 from segue.conversion.base import Base
 from segue.conversion.tasks import IGNORED, HiddenToken, Labels, NextToken, Outputs, Task, embedded
-from segue.errors import DataError
+from segue.errors import ConfigError, DataError
 from segue.lab.sources import Dataset, HubDataset, ImageFolder, normalise
 from segue.lab.tasks import Batches, InOrder
 
@@ -56,6 +56,12 @@ def load(base: Base, reading: Reading) -> Data:
 
 def _packed(base: Base, found: texts.Texts, reading: Reading) -> Data:
     """Join all texts, an end mark after each, and cut them into pieces of the same length."""
+    if base.positions is not None and reading.tokens > base.positions:
+        raise ConfigError(
+            f"pieces of {reading.tokens} tokens were asked for.",
+            f"{base.name} was made for {base.positions} at most.",
+            f"give --tokens {base.positions}, or fewer.",
+        )
     end = base.reader.eos_token_id if base.reader.eos_token_id is not None else base.reader.sep_token_id
     stream: list[int] = []
     for ids in base.reader(found.texts, add_special_tokens=False, verbose=False)["input_ids"]:
@@ -72,7 +78,8 @@ def _packed(base: Base, found: texts.Texts, reading: Reading) -> Data:
         raise DataError(f"{base.name} was to guess hidden tokens.", "Its tokenizer has no mask token.", "use another model.")
 
     def hidden(ids: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        chosen = torch.rand(ids.shape, generator=generator) < HIDDEN_SHARE
+        order = torch.rand(ids.shape, generator=generator).argsort(dim=1)
+        chosen = order < max(1, round(HIDDEN_SHARE * ids.shape[1]))  # as many in every text, so that means can be averaged
         return {"input_ids": ids.masked_fill(chosen, mask), "labels": ids.masked_fill(~chosen, IGNORED)}
 
     def fixed(chosen: Tensor) -> dict[str, Tensor]:
@@ -84,6 +91,7 @@ def _packed(base: Base, found: texts.Texts, reading: Reading) -> Data:
 
 def _sentences(base: Base, found: texts.Texts, reading: Reading) -> Data:
     """Take every text for itself, padded to the longest of its batch."""
+    longest = min(reading.tokens, base.positions or reading.tokens, base.reader.model_max_length)
     found = _lines(found) if len(found) == 1 and found.labels is None else found
     labelled = base.kind == "labels"
     if labelled:
@@ -92,14 +100,14 @@ def _sentences(base: Base, found: texts.Texts, reading: Reading) -> Data:
 
     def encoded(places: Tensor) -> dict[str, Tensor]:
         batch = [found.texts[i] for i in places.tolist()]
-        tokens = base.reader(batch, padding=True, truncation=True, max_length=reading.tokens, return_tensors="pt")
+        tokens = base.reader(batch, padding=True, truncation=True, max_length=longest, return_tensors="pt")
         answers = {"labels": torch.tensor([found.labels[i] for i in places.tolist()])} if labelled and found.labels else {}
         return {**tokens, **answers}
 
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))  # files are often sorted
     train, judged = order[held:], order[:held]
     batches = _batches(len(train), reading, lambda chosen, _: encoded(train[chosen]))
-    words = f"{len(train):,} texts of at most {reading.tokens} tokens", f"{held:,} texts"
+    words = f"{len(train):,} texts of at most {longest} tokens", f"{held:,} texts"
     return _with_task(base, batches, InOrder(held, reading.batch, lambda chosen: encoded(judged[chosen])), words)
 
 

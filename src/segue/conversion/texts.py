@@ -40,6 +40,8 @@ def read(data: str, *, text: str | None = None, label: str | None = None, downlo
     path = Path(data).expanduser()
     if path.is_file():
         rows = _of_file(asked, path)
+    elif (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
+        rows = _first_part(optional("datasets", "hf", asked).load_from_disk(str(path)))
     elif path.is_dir() and (files := sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)):
         rows = (row for file in files for row in _of_file(asked, file))
     elif path.is_dir():
@@ -85,7 +87,14 @@ def _of_dataset(asked: str, data: str, download: bool) -> Iterator[dict[str, Any
     except Exception as error:  # `datasets` lets the errors of all its readers through
         hint = "give a file that exists, or allow the download with --download."
         raise DataError(asked, f"It cannot be had here ({type(error).__name__}).", hint) from error
-    yield from parts["train" if "train" in parts else next(iter(parts))]
+    yield from _first_part(parts)
+
+
+def _first_part(parts: Any) -> Iterator[dict[str, Any]]:
+    """Return the rows to train on; what is held out is cut off their end."""
+    if not isinstance(parts, dict):
+        return iter(parts)
+    return iter(parts["train" if "train" in parts else next(iter(parts))])
 
 
 def _gathered(asked: str, rows: Iterator[dict[str, Any]], text: str | None, label: str | None) -> Texts:

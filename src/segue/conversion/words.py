@@ -1,17 +1,20 @@
-"""Students by what one types: 'WindowedLinear(window=64)' becomes the object, and nothing else is ever run."""
+"""Students and spans by what one types: 'WindowedLinear(window=64)' becomes the object, and nothing else is ever run."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 from typing import Any
 
 from segue import students
 from segue.errors import ConfigError, nearest
+from segue.sites import Span
 
 KINDS = {
     name: made for name in students.__all__ if dataclasses.is_dataclass(made := getattr(students, name)) and callable(made)
 }
+FACTORIES = [name for name, kind in KINDS.items() if [*inspect.signature(kind.__call__).parameters][1:] == ["teacher", "site"]]
 
 
 def student(text: str) -> Any:
@@ -20,7 +23,7 @@ def student(text: str) -> Any:
     >>> student("WindowedLinear(window=32)").window
     32
     >>> student("Reinit")
-    Reinit(init=None)
+    Reinit()
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -28,15 +31,33 @@ def student(text: str) -> Any:
         raise _unclear(text, f"It cannot be read: {error.msg}.") from None
     if not isinstance(node, ast.Name | ast.Call):
         raise _unclear(text, "It does not name a student.")
-    made = _made(node, text)
-    if not callable(made):
-        raise _unclear(text, f"{type(made).__name__} makes no student by itself.")
-    return made
+    named = node.id if isinstance(node, ast.Name) else getattr(node.func, "id", "")
+    if named not in FACTORIES:
+        raise _unclear(text, nearest(named, FACTORIES))
+    return _made(node, text)
+
+
+def sites(text: str) -> str | Span:
+    """Read a pattern, or a span of layers.
+
+    >>> sites("Span('model.layers', every=2)")
+    Span(layers='model.layers', every=2, first=0, last=None)
+    """
+    if not text.lstrip().startswith("Span("):
+        return text
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        assert isinstance(call, ast.Call)
+        given = [ast.literal_eval(value) for value in call.args]
+        return Span(*given, **{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
+    except (SyntaxError, ValueError, TypeError, AssertionError) as error:
+        asked = f"the sites {text!r} were asked for."
+        raise ConfigError(asked, f"They cannot be read: {error}.", "for example \"Span('model.layers', every=2)\".") from None
 
 
 def _made(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Name):
-        return _kind(node.id, text)()
+        node = ast.Call(func=node, args=[], keywords=[])
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         kind = _kind(node.func.id, text)
         if node.args or any(keyword.arg is None for keyword in node.keywords):
@@ -48,7 +69,10 @@ def _made(node: ast.expr, text: str) -> Any:
             if keyword.arg not in known:
                 raise _unclear(text, f"{kind.__name__} has no setting {keyword.arg!r}. {nearest(keyword.arg, known)}")
             settings[keyword.arg] = _made(keyword.value, text)
-        return kind(**settings)
+        try:
+            return kind(**settings)
+        except TypeError as error:
+            raise _unclear(text, f"{kind.__name__}: {error}.") from None
     try:
         return ast.literal_eval(node)
     except ValueError:
