@@ -77,7 +77,8 @@ def open_base(name: str) -> Base:
     try:
         if pretrained.is_converted(place):
             model = pretrained.from_pretrained(place, dtype=torch.float32)
-            config, stored = pretrained.read_record(Path(place))["base"]["config"], model.config.dtype
+            config = pretrained.read_record(Path(place))["base"]["config"]
+            stored = getattr(torch, config.get("dtype") or "float32")
         else:
             settings = transformers.AutoConfig.from_pretrained(place, **options)
             stored = settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32

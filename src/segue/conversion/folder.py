@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import platform
@@ -66,7 +67,7 @@ def write(out: Path, told: Told, state: dict[str, Tensor], dtype: torch.dtype, s
     record["quality"] = {"name": task.quality, "original": told.original, "converted": scores}
     say(f"as saved: {task.quality} {task.of(scores):.4g}{task.unit}, original {task.of(told.original):.4g}{task.unit}")
     if told.base.kind == "causal":
-        original = told.base.again()
+        original = told.base.again().to(dtype)
         record["speed"] = speed.decoding({"original": original, "converted": converted}, _contexts(told.base))
     write_json({"original": told.original, "points": told.trained.points}, draft / "curve.json")
     curve.draw(draft / "curve.png", task, task.of(told.original), told.trained.points)
@@ -80,10 +81,20 @@ def write(out: Path, told: Told, state: dict[str, Tensor], dtype: torch.dtype, s
 
 
 def _write_model(draft: Path, base: Base, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-    cast: dict[int, Tensor] = {id(x): x.to(dtype) if x.is_floating_point() else x for x in state.values()}
-    config: Any = base.model.config
+    """Write weights and settings; not by save_pretrained, which gives weights the names of older checkpoints."""
+    from huggingface_hub import save_torch_state_dict
+
+    cast = {id(x): x.to(dtype) if x.is_floating_point() else x for x in state.values()}
+    save_torch_state_dict({name: cast[id(x)] for name, x in state.items()}, draft, metadata={"format": "pt"})
+    model: Any = base.model
+    config = copy.deepcopy(model.config)
     config.dtype = dtype
-    base.model.save_pretrained(draft, state_dict={name: cast[id(x)] for name, x in state.items()})  # type: ignore[operator]
+    config.architectures = base.config["architectures"]
+    if hasattr(config, "quantization_config"):  # of a GGUF file, whose weights are whole now
+        del config.quantization_config
+    config.save_pretrained(draft)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(draft)
     base.save_reader(draft)
 
 

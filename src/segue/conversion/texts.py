@@ -132,7 +132,10 @@ def _column(asked: str, row: dict[str, Any], named: str | None, usual: tuple[str
 
 def _label(asked: str, value: Any, row: int) -> int:
     try:
-        return int(value)
+        number = int(value)
+        if number == float(value):
+            return number
+        raise ValueError
     except (TypeError, ValueError):
         raise DataError(
             asked, f"In row {row} the label is {value!r}.", "labels are the numbers of the model's classes."

@@ -86,4 +86,6 @@ def _kind(name: str, text: str) -> Any:
 
 
 def _unclear(text: str, why: str) -> ConfigError:
-    return ConfigError(f"the student {text!r} was asked for.", why, "for example 'WindowedLinear(window=64)' or 'NarrowMlp()'.")
+    return ConfigError(
+        f"the student {text!r} was asked for.", why, "for example 'WindowedLinear(window=64)' or 'NarrowMlp(ratio=0.5)'."
+    )
