@@ -117,7 +117,11 @@ class Attention(nn.Module):
         self.understand(mask, keep, causal=True)
         keep = None if keep is None else keep[:, -q.shape[2] :]
         past = layer.past(self.mixer)
-        y: Tensor = self.mixer.follow(q, k, v, keep, past) if past else self.mixer(q, k, v, keep, causal=True)
+        if past and q.shape[2] == 1:
+            y, layer.state = self.mixer.next(q, k, v, keep, past)
+            layer.seen = seen
+            return y
+        y = self.mixer.follow(q, k, v, keep, past) if past else self.mixer(q, k, v, keep, causal=True)
         layer.add(k, v, keep, self.mixer)
         return y
 

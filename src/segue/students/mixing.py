@@ -47,6 +47,12 @@ class Mixer(nn.Module):
                     state = self.remember(k[:, :, piece], v[:, :, piece], kept, state)
         return torch.cat(outputs, dim=2).to(given)
 
+    def next(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """Mix one token that comes after a state, and return what is remembered then."""
+        with _full_precision(v):
+            y, state = self.step(q.to(_wide(q.dtype)), *_prepared(k, v, keep), keep, state)
+        return y.to(v.dtype), state
+
     def after(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
         """Return what is remembered after these tokens too."""
         with _full_precision(v):
@@ -62,6 +68,10 @@ class Mixer(nn.Module):
     def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
         """Add tokens to a state, or begin one."""
         raise NotImplementedError
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """Do both for one token; a mixer that can share work overrides this."""
+        return self.recall(q, k, v, keep, state), self.remember(k, v, keep, state)
 
 
 def _full_precision(like: Tensor) -> torch.autocast:
@@ -94,6 +104,11 @@ def every_head(x: Tensor, heads: int) -> Tensor:
     """Give each query head its keys or values where several heads share them."""
     groups = heads // x.shape[1]
     return x if groups == 1 else x.repeat_interleave(groups, dim=1)
+
+
+def by_key_head(x: Tensor, key_heads: int) -> Tensor:
+    """Put the query heads that share keys side by side: (batch, heads, 1, n) -> (batch, key heads, heads of each, n)."""
+    return x.reshape(x.shape[0], key_heads, -1, x.shape[3])
 
 
 def all_kept(like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from segue.students.attention import Operator
 from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import causal_sums
 from segue.students.mixers.feature_maps import FeatureMap, feature_map
-from segue.students.mixing import Mixer, State, divided, every_head, with_ones
+from segue.students.mixing import Mixer, State, by_key_head, divided, every_head, with_ones
 
 
 class LinearMixer(Mixer):
@@ -32,6 +32,11 @@ class LinearMixer(Mixer):
     def recall(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> Tensor:
         q = self.of_queries(q)
         return divided(self._causal(q, k, v, keep) + q @ every_head(state["sums"], q.shape[1]))
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> tuple[Tensor, State]:
+        state = self.remember(k, v, keep, state)
+        y = divided(by_key_head(self.of_queries(q), k.shape[1]) @ state["sums"])
+        return y.reshape(q.shape), state
 
     def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
         sums = self._sums(k, v, keep)

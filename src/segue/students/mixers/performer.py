@@ -10,7 +10,7 @@ from torch import Tensor
 from segue.students.attention import Operator, positive
 from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import causal_sums_in_logs
-from segue.students.mixing import Mixer, State, divided, every_head, with_ones
+from segue.students.mixing import Mixer, State, by_key_head, divided, every_head, with_ones
 
 LEAST = 1e-30  # features are scaled by their largest, so their products may be small and right
 
@@ -56,6 +56,11 @@ class PerformerMixer(Mixer):
         largest, past = every_head(_finite(logs.cummax(2).values), heads), every_head(state["largest"], heads)
         of_both = torch.maximum(largest, past)
         return divided(here * (largest - of_both).exp() + before * (past - of_both).exp(), LEAST)
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> tuple[Tensor, State]:
+        state = self.remember(k, v, keep, state)
+        y = divided(by_key_head(self._of_queries(q), k.shape[1]) @ state["sums"], LEAST)
+        return y.reshape(q.shape), state
 
     def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
         k, logs = self._of_keys(k, keep)

@@ -47,25 +47,39 @@ class SlidingWindowMixer(Mixer):
         return local.scatter(2, firsts.places[:, None, :, None].expand_as(whole), whole)
 
     def recall(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> Tensor:
-        heads, tokens, past = q.shape[1], q.shape[2], state["k"].shape[2]
-        keep = all_kept(k) if keep is None else keep
-        firsts = self._firsts(k, v, keep, state)
-        place = torch.arange(tokens, device=q.device)[:, None]
-        near = within(self.window, torch.arange(-past, tokens, device=q.device) - place, causal=True)
-        local = torch.cat([state["local"], self._local_keys(keep, state["count"])], dim=1)
-        theirs = firsts.there[:, None] & (firsts.places[:, None] <= place)  # (batch, tokens, count)
-        seen = torch.cat([local[:, None] & near, theirs], dim=-1)[:, None]
-        k = every_head(torch.cat([state["k"], k, firsts.k], dim=2), heads)
-        v = every_head(torch.cat([state["v"], v, firsts.v], dim=2), heads)
-        return softmax_where(q * self.scale @ k.transpose(-1, -2), seen) @ v
+        return self._recalled(q, *self._together(k, v, keep, state))
 
     def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
+        return self._left(*self._together(k, v, keep, state))
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> tuple[Tensor, State]:
+        together = self._together(k, v, keep, state)
+        return self._recalled(q, *together), self._left(*together)
+
+    def _together(
+        self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Firsts]:
+        """Put the tokens that a state holds before new ones; return them, which are local, how many count, and the firsts."""
         keep = all_kept(k) if keep is None else keep
         firsts = self._firsts(k, v, keep, state)
-        local, count = self._local_keys(keep, 0 if state is None else state["count"]), keep.sum(1, keepdim=True)
-        if state is not None:
-            k, v = torch.cat([state["k"], k], dim=2), torch.cat([state["v"], v], dim=2)
-            local, count = torch.cat([state["local"], local], dim=1), count + state["count"]
+        count = keep.sum(1, keepdim=True)
+        if state is None:
+            return k, v, self._local_keys(keep), count, firsts
+        local = torch.cat([state["local"], self._local_keys(keep, state["count"])], dim=1)
+        return torch.cat([state["k"], k], dim=2), torch.cat([state["v"], v], dim=2), local, count + state["count"], firsts
+
+    def _recalled(self, q: Tensor, k: Tensor, v: Tensor, local: Tensor, count: Tensor, firsts: Firsts) -> Tensor:
+        heads, tokens = q.shape[1], q.shape[2]
+        place = torch.arange(tokens, device=q.device)[:, None]
+        near = within(self.window, torch.arange(tokens - k.shape[2], tokens, device=q.device) - place, causal=True)
+        theirs = firsts.there[:, None] & (firsts.places[:, None] <= place)  # (batch, tokens, count)
+        seen = torch.cat([local[:, None] & near, theirs], dim=-1)[:, None]
+        k = every_head(torch.cat([k, firsts.k], dim=2), heads)
+        v = every_head(torch.cat([v, firsts.v], dim=2), heads)
+        return softmax_where(q * self.scale @ k.transpose(-1, -2), seen) @ v
+
+    def _left(self, k: Tensor, v: Tensor, local: Tensor, count: Tensor, firsts: Firsts) -> State:
+        """Return what later tokens need."""
         cut = max(0, k.shape[2] - self.window + 1)
         window = {"k": from_place(k, cut), "v": from_place(v, cut), "local": from_place(local, cut, 1), "count": count}
         return window | {"first_k": firsts.k, "first_v": firsts.v, "first_there": firsts.there}

@@ -13,7 +13,7 @@ from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import distances, join, neighbours, reach, split, sums_after, sums_before, within
 from segue.students.mixers.feature_maps import FeatureMap, feature_map
 from segue.students.mixers.sliding_window import SMALLEST_BLOCK
-from segue.students.mixing import Mixer, State, all_kept, divided, every_head, from_place, hiding, with_ones
+from segue.students.mixing import Mixer, State, all_kept, by_key_head, divided, every_head, from_place, hiding, with_ones
 
 
 class WindowedLinearMixer(Mixer):
@@ -70,33 +70,48 @@ class WindowedLinearMixer(Mixer):
         distance = torch.arange(-past, tokens, device=q.device) - torch.arange(tokens, device=q.device)[:, None]
         near = within(self.window, distance, causal=True)
         scores = (q * self.scale) @ every_head(k, heads).transpose(-1, -2)
-        weights = self._sharp(scores, kept[:, None, None] & near, self.near_share)
-        q_features = self.of_queries(q)
-        if tokens > 1:  # some of them are farther than the window from each other or from the past
-            k_features = every_head(self.of_keys(k), heads)
-            far = (~near & (distance <= 0)).to(q.dtype)
-            weights = weights + (q_features @ k_features.transpose(-1, -2)) * far
-        v = with_ones(v) * kept[:, None, :, None]
-        return divided(weights @ every_head(v, heads) + q_features @ every_head(state["sums"], heads))
+        sharp = self._sharp(scores, near if kept is None else kept[:, None, None] & near, self.near_share)
+        q_features, k_features = self.of_queries(q), every_head(self.of_keys(k), heads)
+        soft = (q_features @ k_features.transpose(-1, -2)) * (~near & (distance <= 0)).to(q.dtype)
+        return divided((sharp + soft) @ every_head(v, heads) + q_features @ every_head(state["sums"], heads))
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> tuple[Tensor, State]:
+        key_heads = k.shape[1]
+        k, v, kept = self._window(k, v, keep, state)  # all of it is near
+        scores = by_key_head(q * self.scale, key_heads) @ k.transpose(-1, -2)
+        sharp = self._sharp(scores, None if kept is None else kept[:, None, None], self.near_share.view(key_heads, -1, 1))
+        y = divided(sharp @ v + by_key_head(self.of_queries(q), key_heads) @ state["sums"])
+        return y.reshape(q.shape), self._left(k, v, kept, state)
 
     def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
-        k, v, kept = self._window(k, v, keep, state)
-        cut = max(0, k.shape[2] - self.window + 1)  # what lies before has left every later window
-        sums = self.of_keys(k[:, :, :cut]).transpose(-1, -2) @ (with_ones(v[:, :, :cut]) * kept[:, None, :cut, None])
-        if state is not None:
-            sums = sums + state["sums"]
-        return {"k": from_place(k, cut), "v": from_place(v, cut), "kept": from_place(kept, cut, 1), "sums": sums}
+        return self._left(*self._window(k, v, keep, state), state)
 
-    def _window(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Put the tokens that a state holds before new ones."""
-        keep = all_kept(k) if keep is None else keep
+    def _window(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Put the tokens that a state holds before new ones; values come with ones, which are zeros at padding."""
+        v = with_ones(v)
+        if keep is not None:
+            v = v * keep[:, None, :, None]
         if state is None:
             return k, v, keep
-        return torch.cat([state["k"], k], 2), torch.cat([state["v"], v], 2), torch.cat([state["kept"], keep], 1)
+        if keep is not None or "kept" in state:
+            before = state.get("kept", all_kept(state["k"]))
+            keep = torch.cat([before, all_kept(k) if keep is None else keep], dim=1)
+        return torch.cat([state["k"], k], dim=2), torch.cat([state["v"], v], dim=2), keep
 
-    def _sharp(self, scores: Tensor, seen: Tensor, near_share: Tensor) -> Tensor:
+    def _left(self, k: Tensor, v: Tensor, kept: Tensor | None, state: State | None) -> State:
+        """Return what later tokens need: those that can still be near, and the sums over those that cannot."""
+        cut = max(0, k.shape[2] - self.window + 1)
+        sums = None if state is None else state["sums"]
+        if cut or sums is None:
+            gone = self.of_keys(k[:, :, :cut]).transpose(-1, -2) @ v[:, :, :cut]
+            sums = gone if sums is None else sums + gone
+        left = {"k": from_place(k, cut), "v": from_place(v, cut), "sums": sums}
+        return left if kept is None else {**left, "kept": from_place(kept, cut, 1)}
+
+    def _sharp(self, scores: Tensor, seen: Tensor | None, near_share: Tensor) -> Tensor:
         """Return the weights of what is near: g exp(score - largest); where nothing is seen, nothing is left."""
-        scores = scores.add_(hiding(seen, scores.dtype))
+        if seen is not None:
+            scores = scores.add_(hiding(seen, scores.dtype))
         largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min / 2)
         return (scores - (largest - F.logsigmoid(near_share.to(scores.dtype)))).exp_()
 
