@@ -8,8 +8,8 @@ from typing import Any
 from segue.conversion.tasks import Task
 
 
-def draw(path: Path, task: Task, original: float, points: list[dict[str, Any]]) -> None:
-    """Draw the looks of a training."""
+def draw(path: Path, task: Task, original: float, points: list[dict[str, Any]], alphas: list[float]) -> None:
+    """Draw the looks of a training; `alphas` is the teacher's mean share at every step."""
     from matplotlib.figure import Figure
 
     steps = [point["step"] for point in points]
@@ -26,7 +26,7 @@ def draw(path: Path, task: Task, original: float, points: list[dict[str, Any]]) 
         above.tick_params(axis="y", which="minor", labelsize=7)
     above.set_ylabel(f"held-out {task.quality}{task.unit}")
     above.legend(frameon=False)
-    below.plot(steps, [point["alpha"] for point in points], color="#555555", drawstyle="default")
+    below.plot(alphas, color="#555555")
     below.set_ylabel("alpha\n(teacher's share)")
     below.set_xlabel("optimizer step")
     below.set_ylim(-0.05, 1.05)

@@ -22,6 +22,7 @@ from segue.conversion.data import Data
 from segue.evaluation import Evaluation, Processes
 from segue.lab.results import write_json
 from segue.plan import Plan
+from segue.schedules import share
 from segue.tensor_files import full
 from segue.training import Fit
 
@@ -70,7 +71,7 @@ def write(out: Path, told: Told, state: dict[str, Tensor], dtype: torch.dtype, s
         original = told.base.again().to(dtype)
         record["speed"] = speed.decoding({"original": original, "converted": converted}, _contexts(told.base))
     write_json({"original": told.original, "points": told.trained.points}, draft / "curve.json")
-    curve.draw(draft / "curve.png", task, task.of(told.original), told.trained.points)
+    curve.draw(draft / "curve.png", task, task.of(told.original), told.trained.points, _alphas(told))
     (draft / "README.md").write_text(card.text(record, told.data), encoding="utf-8")
     write_json(record, draft / pretrained.RECORD)
     names = sorted((path.name for path in draft.iterdir()), key=lambda name: name == pretrained.RECORD)
@@ -130,6 +131,13 @@ def _record(told: Told, draft: Path, dtype: torch.dtype) -> dict[str, Any]:
             "seconds": told.trained.seconds,
         },
     }
+
+
+def _alphas(told: Told) -> list[float]:
+    """Return the teacher's mean share at every step."""
+    assert told.trained.handover is not None
+    sites, total = told.trained.handover.sites, told.trained.total_steps
+    return [sum(share(told.plan.schedule, step / total, site) for site in sites) / len(sites) for step in range(total + 1)]
 
 
 def _contexts(base: Base) -> list[int]:
