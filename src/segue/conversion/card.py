@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from segue.amounts import duration, memory
+from segue.amounts import duration, memory, significant
 from segue.conversion.data import Data
 
 
@@ -68,15 +68,15 @@ def _of(task: Any, quality: dict[str, Any], which: str) -> str:
 
 
 def _speed(record: dict[str, Any]) -> str:
-    rows = record.get("speed")
-    if not rows:
-        return ""
-    lines = ["| generating after | original | converted |", "|---|---|---|"]
-    for context in sorted({row["context"] for row in rows}):
-        by = {row["model"]: row for row in rows if row["context"] == context}
-        cells = [
-            f"{by[name]['tokens_per_second']:.0f} tokens/s, cache {memory(by[name]['cache_bytes'])}"
-            for name in ("original", "converted")
-        ]
-        lines.append(f"| {context:,} tokens | {cells[0]} | {cells[1]} |")
-    return "\n".join(lines) + "\n\nOne sequence, side by side on the machine of the conversion.\n"
+    speed = record["speed"]
+    lines = ["| speed | original | converted |", "|---|---|---|"]
+    for context in sorted({row["context"] for row in speed["rows"]}):
+        by = {row["model"]: row for row in speed["rows"] if row["context"] == context}
+        cells = [_cell(by[name], speed["unit"]) for name in ("original", "converted")]
+        lines.append(f"| {context:,} {speed['of']} | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines) + "\n\nMeasured side by side on the machine of the conversion.\n"
+
+
+def _cell(row: dict[str, Any], unit: str) -> str:
+    cache = f", cache {memory(row['cache_bytes'])}" if "cache_bytes" in row else ""
+    return f"{significant(row['tokens_per_second'])} {unit}/s{cache}"

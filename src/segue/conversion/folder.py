@@ -29,7 +29,7 @@ from segue.training import Fit
 if TYPE_CHECKING:
     from segue.conversion.convert import Conversion
 
-CONTEXTS = (256, 1024)  # at which the card tells the speed
+CONTEXTS = (128, 512, 1024)  # at which the card tells the speed
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,7 @@ def write(out: Path, told: Told, state: dict[str, Tensor], dtype: torch.dtype, s
     task = told.data.task
     record["quality"] = {"name": task.quality, "original": told.original, "converted": scores}
     say(f"as saved: {task.quality} {task.of(scores):.4g}{task.unit}, original {task.of(told.original):.4g}{task.unit}")
-    if told.base.kind == "causal":
-        original = told.base.again().to(dtype)
-        record["speed"] = speed.decoding({"original": original, "converted": converted}, _contexts(told.base))
+    record["speed"] = _speed(told, {"original": told.base.again().to(dtype), "converted": converted})
     write_json({"original": told.original, "points": told.trained.points}, draft / "curve.json")
     curve.draw(draft / "curve.png", task, task.of(told.original), told.trained.points, _alphas(told))
     (draft / "README.md").write_text(card.text(record, told.data), encoding="utf-8")
@@ -140,6 +138,15 @@ def _alphas(told: Told) -> list[float]:
     return [sum(share(told.plan.schedule, step / total, site) for site in sites) / len(sites) for step in range(total + 1)]
 
 
-def _contexts(base: Base) -> list[int]:
+def _speed(told: Told, models: dict[str, Any]) -> dict[str, Any]:
+    """Measure both models at what they are for."""
+    base = told.base
+    if base.reads_images:
+        pixels = next(iter(told.data.held))["pixel_values"]
+        rows = speed.reading(models, [len(pixels)], make=lambda model, _: {"pixel_values": pixels.to(model.dtype)})
+        return {"of": "images at once", "unit": "images", "rows": rows}
     longest = base.positions or CONTEXTS[-1]
-    return [context for context in CONTEXTS if context + speed.STEPS < longest] or [max(1, longest // 2)]
+    contexts = [context for context in CONTEXTS if context + speed.STEPS < longest] or [max(1, longest // 2)]
+    if base.kind == "causal":
+        return {"of": "tokens read, then generating", "unit": "tokens", "rows": speed.decoding(models, contexts)}
+    return {"of": "tokens of one text", "unit": "tokens", "rows": speed.reading(models, contexts)}
