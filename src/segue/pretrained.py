@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from segue import checkpoint, tensor_files
-from segue.errors import CheckpointError, MissingExtraError
+from segue.errors import CheckpointError, MissingExtraError, SegueError
 from segue.torchvision_cpu import declare_missing_operators
 
 RECORD = "segue.json"
 FORMAT = 1
+NOT_FROM_A_FOLDER = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation")  # may name code
 
 
 def from_pretrained(
@@ -32,9 +33,14 @@ def from_pretrained(
     record = read_record(path)
     if verify:
         _verify(path, record)
-    model = _built(record, dtype)
-    checkpoint.rebuild_(model, record["segue"], _weights(path), given)
-    _adopt_generation_settings_(model, path)
+    try:
+        model = _built(record, dtype)
+        checkpoint.rebuild_(model, record["segue"], _weights(path, record), given)
+        _adopt_generation_settings_(model, path)
+    except SegueError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
     return model.eval()
 
 
@@ -51,11 +57,14 @@ def read_record(folder: Path) -> dict[str, Any]:
     asked = f"a converted model was to be loaded from {folder}."
     try:
         if (folder / RECORD).is_file():
-            record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-            if record.get("format") != FORMAT:
-                found = f"{RECORD} has format {record.get('format')!r}; this version of Segue reads {FORMAT}."
+            record: Any = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            version = record.get("format") if isinstance(record, dict) else None
+            if version != FORMAT:
+                found = f"{RECORD} has format {version!r}; this version of Segue reads {FORMAT}."
                 raise CheckpointError(asked, found, "load it with the version of Segue that wrote it.")
-            return record
+            if not all(isinstance(record.get(part), dict) for part in ("segue", "base", "files")):
+                raise _damaged(folder, "It lacks a part")
+            return dict(record)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(asked, f"{type(error).__name__}: {error}.", "give a folder that `segue convert` wrote.") from None
@@ -100,7 +109,7 @@ def _built(record: dict[str, Any], dtype: torch.dtype | None) -> nn.Module:
         raise MissingExtraError(
             "a converted model was to be loaded.", "transformers is not installed.", "pip install segue[hf]"
         ) from None
-    settings = dict(record["base"]["config"])
+    settings = _only_data(record["base"]["config"])
     stored = settings.pop("dtype", None) or "float32"
     config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     kind = model_class(config)
@@ -108,6 +117,18 @@ def _built(record: dict[str, Any], dtype: torch.dtype | None) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         model: nn.Module = make(config, dtype=dtype or getattr(torch, stored))
     return model
+
+
+def _only_data(config: Any) -> Any:
+    """Leave out settings by which a folder could choose code."""
+    if isinstance(config, dict):
+        return {name: _only_data(value) for name, value in config.items() if name not in NOT_FROM_A_FOLDER}
+    return config
+
+
+def _damaged(folder: Path, why: str) -> CheckpointError:
+    asked = f"a converted model was to be loaded from {folder}."
+    return CheckpointError(asked, f"Its record cannot be read ({why}).", "copy the whole folder again.")
 
 
 def _verify(folder: Path, record: dict[str, Any]) -> None:
@@ -123,8 +144,10 @@ def _verify(folder: Path, record: dict[str, Any]) -> None:
             )
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
+def _weights(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
+    """Read the files that the record names; a folder of Trainer's names none."""
+    named = [folder / name for name in record["files"] if name.endswith(".safetensors")]
+    files = named or sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointError(
             f"a converted model was to be loaded from {folder}.", "It holds no safetensors.", "copy the whole folder again."

@@ -63,6 +63,11 @@ class Base:
         return bool(self.model.main_input_name == "pixel_values")
 
     @property
+    def class_names(self) -> dict[str, int]:
+        """The numbers of its classes by their names."""
+        return dict(getattr(self.model.config, "label2id", None) or {})
+
+    @property
     def positions(self) -> int | None:
         """The longest text it was made for."""
         longest = getattr(self.model.config, "max_position_embeddings", None)

@@ -50,7 +50,8 @@ def load(base: Base, reading: Reading) -> Data:
     """Load what a model can be trained on."""
     if base.reads_images:
         return _images(base, reading)
-    found = texts.read(reading.data, text=reading.text, label=reading.label, download=reading.download)
+    names = base.class_names
+    found = texts.read(reading.data, text=reading.text, label=reading.label, download=reading.download, names=names)
     return _packed(base, found, reading) if base.kind in ("causal", "masked") else _sentences(base, found, reading)
 
 
@@ -115,18 +116,28 @@ def _images(base: Base, reading: Reading) -> Data:
     """Take images as the model's own settings say; the source's test part is held out."""
     data = _image_source(base, reading)()
     shape = tuple(base.reader["image_mean"]), tuple(base.reader["image_std"]), int(base.model.config.image_size)  # type: ignore[arg-type, union-attr]
+    number = _numbering(base, reading, data.classes)
     if base.kind == "labels":
-        _require_labels(base, data.train.labels.tolist(), reading)
+        _require_labels(base, number.tolist(), reading)
 
     def batch(part: Any, chosen: Tensor) -> dict[str, Tensor]:
         pixels = {"pixel_values": normalise(part.inputs[chosen], *shape)}
-        return {**pixels, "labels": part.labels[chosen]} if base.kind == "labels" else pixels
+        return {**pixels, "labels": number[part.labels[chosen]]} if base.kind == "labels" else pixels
 
     held = min(len(data.test), MOST_HELD)
     judged = torch.randperm(len(data.test), generator=torch.Generator().manual_seed(0))[:held]  # files come class by class
     batches = _batches(len(data.train), reading, lambda chosen, _: batch(data.train, chosen))
     words = f"{len(data.train):,} images", f"{held:,} images"
     return _with_task(base, batches, InOrder(held, reading.batch, lambda chosen: batch(data.test, judged[chosen])), words)
+
+
+def _numbering(base: Base, reading: Reading, classes: int) -> Tensor:
+    """Return the model's number of every class: folders that have the names of its classes are numbered as it does."""
+    train = Path(reading.data).expanduser() / "train"
+    folders = sorted(path.name for path in train.iterdir() if path.is_dir()) if train.is_dir() else []
+    if folders and all(name in base.class_names for name in folders):
+        return torch.tensor([base.class_names[name] for name in folders])
+    return torch.arange(classes)
 
 
 def _image_source(base: Base, reading: Reading) -> Callable[[], Dataset]:

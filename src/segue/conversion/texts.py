@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,18 @@ class Texts:
         return len(self.texts)
 
 
-def read(data: str, *, text: str | None = None, label: str | None = None, download: bool = False) -> Texts:
+def read(
+    data: str,
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    download: bool = False,
+    names: Mapping[str, int] | None = None,
+) -> Texts:
     """Read a file, a folder of files, or a dataset by its id (`id` or `id:configuration`).
 
     A plain text file is one text. Tables (JSON lines, CSV, TSV, Parquet) have a column of texts, by default the first of
-    'text', 'sentence' and 'content' that is there, and maybe one of labels.
+    'text', 'sentence' and 'content' that is there, and maybe one of labels: numbers, or words that `names` numbers.
     """
     asked = f"texts were to be read from {data!r}."
     path = Path(data).expanduser()
@@ -48,7 +55,7 @@ def read(data: str, *, text: str | None = None, label: str | None = None, downlo
         raise DataError(asked, "The folder holds no file of a known kind.", f"these are: {', '.join(SUFFIXES)}.")
     else:
         rows = _of_dataset(asked, data, download)
-    return _gathered(asked, rows, text, label)
+    return _gathered(asked, rows, text, label, names or {})
 
 
 def _of_file(asked: str, path: Path) -> Iterator[dict[str, Any]]:
@@ -97,7 +104,9 @@ def _first_part(parts: Any) -> Iterator[dict[str, Any]]:
     return iter(parts["train" if "train" in parts else next(iter(parts))])
 
 
-def _gathered(asked: str, rows: Iterator[dict[str, Any]], text: str | None, label: str | None) -> Texts:
+def _gathered(
+    asked: str, rows: Iterator[dict[str, Any]], text: str | None, label: str | None, names: Mapping[str, int]
+) -> Texts:
     found: list[str] = []
     labels: list[int] = []
     text_column = label_column = None
@@ -115,7 +124,8 @@ def _gathered(asked: str, rows: Iterator[dict[str, Any]], text: str | None, labe
             raise DataError(asked, f"In row {len(found) + 1}, {text_column!r} is {content!r}.", "every row needs a text.")
         found.append(content)
         if label_column is not None:
-            labels.append(_label(asked, row.get(label_column), len(found)))
+            value = row.get(label_column)
+            labels.append(names[str(value)] if str(value) in names else _label(asked, value, len(found)))
     if not found:
         raise DataError(asked, "It holds no text.", "give more.")
     return Texts(found, labels if label_column is not None else None)
