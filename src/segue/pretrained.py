@@ -132,8 +132,12 @@ def _damaged(folder: Path, why: str) -> CheckpointError:
 
 
 def _verify(folder: Path, record: dict[str, Any]) -> None:
+    """Refuse files that are missing, changed, or not the record's."""
+    asked = f"a converted model was to be loaded from {folder}."
+    foreign = [path.name for path in folder.glob("*.safetensors") if record["files"] and path.name not in record["files"]]
+    if foreign:
+        raise CheckpointError(asked, f"{foreign[0]} is not part of it: {RECORD} does not name it.", "take the file away.")
     for name, expected in record["files"].items():
-        asked = f"a converted model was to be loaded from {folder}."
         if not (folder / name).is_file():
             raise CheckpointError(asked, f"{name} is missing.", "copy the whole folder again.")
         if file_hash(folder / name) != expected:
