@@ -1,0 +1,162 @@
+"""Conversions that are stopped go on bit for bit; what failed or is finished is not taken for something else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import STUDENT
+from fit_cases import Fresh
+from small_models import call, convert
+
+import segue
+from segue.conversion import card, folder
+from segue.conversion.convert import Conversion
+from segue.conversion.convert import convert as in_python
+from segue.conversion.tasks import NextToken
+from segue.errors import ConfigError, SegueError
+from segue.tensor_files import read
+
+
+def stop(monkeypatch, how, step):
+    """Send a signal from within the loss of a step."""
+    plain, left = NextToken.__call__, iter(range(step, -1, -1))
+
+    def deadly(self, model, batch):
+        if next(left, 1) == 0:
+            os.kill(os.getpid(), how)
+        return plain(self, model, batch)
+
+    monkeypatch.setattr(NextToken, "__call__", deadly)
+
+
+def again(base, texts, out, **given):
+    return convert("llama", base("llama"), texts, out, **{"student": STUDENT, "steps": 6, **given})
+
+
+def assert_as_undisturbed(out, converted):
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (out / name).read_bytes() == (converted / name).read_bytes(), name
+    found, wanted = (json.loads((place / "segue.json").read_text()) for place in (out, converted))
+    assert found["quality"] == wanted["quality"]
+    assert found["files"] == wanted["files"]
+    curves = [json.loads((place / "curve.json").read_text()) for place in (out, converted)]
+    for point in (point for curve in curves for point in curve["points"]):
+        del point["seconds"]
+    assert curves[0] == curves[1]
+
+
+@pytest.mark.parametrize(("how", "left"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_stopped_conversion_goes_on_bit_for_bit(how, left, base, texts, converted, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    settings = json.loads((converted / "training" / "settings.json").read_text())
+    with monkeypatch.context() as patched, pytest.raises(left):
+        stop(patched, how, 3)
+        in_python(Conversion(**settings), out, lambda text: None)
+    assert {path.name for path in out.iterdir()} == {"training"}
+    with pytest.raises(ConfigError) as caught:
+        again(base, texts, out, lr=1e-3)
+    assert "had lr 0.0005" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 3
+    said = again(base, texts, out) if how == signal.SIGTERM else call("resume", out)
+    assert "step 0" not in said
+    assert_as_undisturbed(out, converted)
+
+
+def test_a_finished_folder_is_left_alone(base, texts, converted):
+    before = {path.name: path.stat().st_mtime_ns for path in converted.iterdir()}
+    for go_on in (lambda: again(base, texts, converted), lambda: call("resume", converted)):
+        with pytest.raises(ConfigError, match="A finished one lies there"):
+            go_on()
+    assert {path.name: path.stat().st_mtime_ns for path in converted.iterdir()} == before
+
+
+@pytest.mark.parametrize("where", ["weights", "loading", "card", "moving"])
+def test_a_crash_while_writing_leaves_no_model_behind_and_can_be_mended(where, base, texts, converted, tmp_path, monkeypatch):
+    """The trained state is copied from the finished conversion, so that only the writing happens."""
+    out = tmp_path / "out"
+    shutil.copytree(converted / "training", out / "training")
+    settings = json.loads((out / "training" / "settings.json").read_text())
+    assert settings["student"] == STUDENT
+    moves = []
+
+    def crash(*_args, **_kwargs):
+        raise OSError("the disk is full")
+
+    def move(source, target):
+        moves.append(target)
+        if len(moves) == 3:
+            crash()
+        os.rename(source, target)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="the disk is full"):
+        if where == "moving":
+            patched.setattr(folder.os, "replace", move)
+        else:
+            broken = {
+                "weights": (folder, "_write_model"),
+                "loading": (folder.pretrained, "from_pretrained"),
+                "card": (card, "text"),
+            }
+            patched.setattr(*broken[where], crash)
+        again(base, texts, out)
+    assert not (out / "segue.json").exists()
+    with pytest.raises(SegueError):
+        segue.from_pretrained(out)
+    again(base, texts, out)
+    assert_as_undisturbed(out, converted)
+    assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_what_failed_at_its_start_can_be_mended(base, texts, tmp_path):
+    out = tmp_path / "out"
+    for wrong in ({"student": "Fourier"}, {"sites": "model.layers.*.mlp"}, {"student": "WindowedLinear(window=-3)"}):
+        with pytest.raises(SegueError):
+            again(base, texts, out, **wrong)
+        assert not (out / "segue.json").exists()
+    again(base, texts, out, student="LinearAttention", steps=1, looks=1)
+    assert segue.from_pretrained(out)
+
+
+def two(rank: int, engine: str, base: str, texts: str, place: str) -> None:
+    """Be one of two processes that `accelerate launch` or torchrun has started."""
+    port = {"ddp": 29561, "fsdp2": 29562}[engine]
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    out = Path(place) / engine
+    said = convert("llama", base, texts, out, student=STUDENT, steps=6, shard=engine == "fsdp2" or None)
+    (Path(place) / f"said_{engine}_{rank}.txt").write_text(said)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_two_processes_convert_as_one_does(engine, base, texts, converted, tmp_path):
+    pair = [
+        Fresh(two, rank, engine, str(base("llama")), str(texts), str(tmp_path), words=tmp_path / f"words{rank}")
+        for rank in range(2)
+    ]
+    for process in pair:
+        process.succeed()
+    out = tmp_path / engine
+    assert {path.name for path in out.iterdir()} == {path.name for path in converted.iterdir()}
+    found, wanted = read(out / "model.safetensors"), read(converted / "model.safetensors")
+    assert set(found) == set(wanted)
+    for name, weight in wanted.items():
+        assert found[name].shape == weight.shape
+        assert (found[name] - weight).abs().max() <= 1e-4 * weight.abs().max() + 1e-6, name
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert segue.from_pretrained(out)
+    first, second = ((tmp_path / f"said_{engine}_{rank}.txt").read_text() for rank in range(2))
+    assert len(re.findall(r"^step \d", first, re.M)) == 3
+    assert "as saved" in first
+    assert second == ""
