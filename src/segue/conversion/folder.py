@@ -50,8 +50,13 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
     state = model.state_dict(keep_vars=True)
     for value in state.values():
         if id(value) not in gathered:
-            gathered[id(value)] = full(value).detach().cpu()
+            gathered[id(value)] = _alone(full(value).detach().cpu())
     return {name: gathered[id(value)] for name, value in state.items()}
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """Return a tensor that shares its memory with nothing else: shards are gathered into more than they fill."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def write(out: Path, told: Told, state: dict[str, Tensor], dtype: torch.dtype, say: Callable[[str], None]) -> dict[str, Any]:
@@ -83,9 +88,11 @@ def _write_model(draft: Path, base: Base, state: dict[str, Tensor], dtype: torch
     """Write weights and settings; not by save_pretrained, which gives weights the names of older checkpoints."""
     from huggingface_hub import save_torch_state_dict
 
-    cast = {id(x): x.to(dtype) if x.is_floating_point() else x for x in state.values()}
-    save_torch_state_dict({name: cast[id(x)] for name, x in state.items()}, draft, metadata={"format": "pt"})
     model: Any = base.model
+    cast = {id(x): x.to(dtype) if x.is_floating_point() else x for x in state.values()}
+    tied = [name for name in getattr(model, "all_tied_weights_keys", {}) if name in state]  # stored once, as the embedding
+    named = {name: cast[id(x)] for name, x in state.items()}
+    save_torch_state_dict(named, draft, metadata={"format": "pt"}, shared_tensors_to_discard=tied)
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     config.architectures = base.config["architectures"]
