@@ -85,7 +85,7 @@ def open_base(name: str) -> Base:
             config = pretrained.read_record(Path(place))["base"]["config"]
             stored = getattr(torch, config.get("dtype") or "float32")
         else:
-            settings = transformers.AutoConfig.from_pretrained(place, **options)
+            settings = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
             stored = settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
             model = _loaded(pretrained.model_class(settings), place, options, asked)
             config = _plain(model.config, type(model).__name__, stored)
@@ -126,7 +126,7 @@ def _kind(model: nn.Module, asked: str) -> Kind:
 
 def _reader(transformers: Any, model: nn.Module, place: str, options: dict[str, Any]) -> Any:
     if model.main_input_name != "pixel_values":
-        return transformers.AutoTokenizer.from_pretrained(place, **options)
+        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
     path = transformers.utils.cached_file(place, IMAGE_SETTINGS)
     return json.loads(Path(path).read_text(encoding="utf-8"))
 

@@ -82,7 +82,7 @@ def _torchvision(name: str) -> Callable[[], nn.Module]:
 def _hugging_face(name: str) -> Callable[[], nn.Module]:
     transformers = _imported("transformers", name, "hf")
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
