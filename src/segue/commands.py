@@ -12,7 +12,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 import segue
 from segue.errors import ConfigError, SegueError, nearest
@@ -173,7 +173,7 @@ def eval_(
     )
     place = out or folder / "eval"
     results = judge.judge(settings, place, lambda text: console.print(escape(text), soft_wrap=True, highlight=False))
-    table = Table("", "original", "converted", "compared", box=box.SIMPLE_HEAD)
+    table = Table(Column("", no_wrap=True), "original", "converted", "compared", box=box.SIMPLE_HEAD)
     for row in judge_words.rows(results):
         table.add_row(*map(escape, row))
     console.print(table)

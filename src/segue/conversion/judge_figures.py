@@ -12,8 +12,8 @@ from segue.amounts import memory, significant
 from segue.conversion.estimates import Estimate
 from segue.lab.report import palette
 
-SIZE = (4.8, 3.3)  # inches
-DPI = 160
+SIZE = (4.1, 2.9)  # inches
+DPI = 180
 MODELS = ("original", "converted")
 
 
@@ -111,12 +111,10 @@ def _positions(results: dict[str, Any]) -> list[Figure]:
         axes.set_xlabel("tokens read before the predicted one")
         if data["trained_tokens"] < last:
             axes.axvline(data["trained_tokens"], color=paper.soft, linewidth=1, linestyle=":")
-            axes.annotate(
-                "trained on this length", (data["trained_tokens"], 0.02), xycoords=("data", "axes fraction"), rotation=90,
-                ha="right", va="bottom", color=paper.soft, fontsize=7.5,
-            )  # fmt: skip
 
     over = f"Bands: 95 % intervals over {results['examples']['count']} {results['examples']['what']}, by Student's t."
+    if data["trained_tokens"] < last:
+        over += f" Dotted: {data['trained_tokens']} tokens, the length of the pieces that the conversion trained on."
     return [
         Figure("perplexity", "Perplexity by position", over, perplexity),
         Figure("perplexity_ratio", "Ratio of the perplexities by position", f"Text by text. {over}", ratio),
@@ -148,7 +146,7 @@ def _decoding(results: dict[str, Any]) -> list[Figure]:
 
     def rate(axes: Any, paper: Paper) -> None:
         _against_context(axes, paper, rows, "tokens per second", _timed)
-        axes.set_ylim(bottom=0)
+        _from_zero(axes)
 
     def seconds(axes: Any, paper: Paper) -> None:
         _against_context(axes, paper, rows, "seconds", lambda row: _bare(row["seconds_to_read"]))
@@ -181,7 +179,7 @@ def _reading(results: dict[str, Any]) -> Figure:
     def fill(axes: Any, paper: Paper) -> None:
         _against_context(axes, paper, results["speed"], "images per second" if images else "tokens per second", _timed)
         axes.set_xlabel("images at once" if images else "tokens of the text")
-        axes.set_ylim(bottom=0)
+        _from_zero(axes)
 
     what = "Images" if images else "One text of random tokens"
     caption = (
@@ -285,6 +283,12 @@ def _plain(axes: Any) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6) if high < 5 * low else LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: significant(value))
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _from_zero(axes: Any) -> None:
+    """Show the lines from 0 upwards; where a busy machine made a band very wide, not all of it."""
+    highest = max(value for line in axes.get_lines() for value in line.get_ydata())
+    axes.set_ylim(0, min(axes.get_ylim()[1], 1.6 * highest))
 
 
 def _timed(row: dict[str, Any]) -> Estimate:

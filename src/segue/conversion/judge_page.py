@@ -46,7 +46,9 @@ def page(results: dict[str, Any], drawn: list[tuple[Figure, bytes, bytes]]) -> s
 
 
 def _row(row: judge_words.Row) -> str:
-    cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+    cells = "".join(
+        f'<td data-heading="{heading}">{escape(cell)}</td>' for heading, cell in zip(row._fields[1:], row[1:], strict=True)
+    )
     return f'<tr><th scope="row">{escape(row.what)}</th>{cells}</tr>'
 
 

@@ -41,7 +41,7 @@ def sentences(results: dict[str, Any]) -> list[str]:
         f"Judged by {examples['count']:,} {examples['what']} of {results['data']['name']}, {_unseen(results)}. "
         "Intervals take them as independent. Other data gives other numbers.",
         f"Both models in float32 on {results['device']}, {counted(meta['hardware']['threads'], 'thread')}, in "
-        f"{duration(meta['seconds'])}. Times are of this machine, as busy as it was; bytes are the same on every machine.",
+        f"{duration(meta['seconds'])}. Times are of this machine, as busy as it was.",
     ]
     if results["contexts_left_out"]:
         left = ", ".join(f"{context:,}" for context in results["contexts_left_out"])
@@ -104,7 +104,8 @@ def _size(results: dict[str, Any]) -> list[Row]:
 
 def _side_by_side(what: str, values: dict[str, Any], write: Callable[[Any], str]) -> Row:
     original, converted = values["original"], values["converted"]
-    return Row(what, write(original), write(converted), f"{significant(converted / original)} times")
+    times = "equal" if original == converted else f"{significant(converted / original)} times"
+    return Row(what, write(original), write(converted), times)
 
 
 def _value(found: Estimate) -> str:

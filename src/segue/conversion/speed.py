@@ -89,7 +89,7 @@ def _in_turn(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str
 
 
 def _per_second(count: int, seconds: list[float]) -> dict[str, Any]:
-    low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
     return {"tokens_per_second": count / middle, "middle_half": [count / high, count / low]}
 
 
