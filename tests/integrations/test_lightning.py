@@ -125,6 +125,13 @@ def test_a_pretrained_model_in_evaluation_is_trained(tmp_path):
     assert run.logged_metrics["aux_loss"] > 0
 
 
+def test_a_place_that_lightning_does_not_find_again_is_said(tmp_path):
+    fit(Module(), [HandoverCallback(plan())], tmp_path, max_epochs=-1, max_steps=12)
+    place = tmp_path / "epoch=0.ckpt"
+    with pytest.warns(SegueWarning, match="Give max_epochs instead"):
+        fit(Module(), [HandoverCallback(plan())], tmp_path / "again", resume=place, max_epochs=-1, max_steps=12)
+
+
 # What is refused
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from segue.calibration import padding_of
 from segue.checkpoint import _of_every_rank, _set_random_states
-from segue.errors import HandoverError, MissingExtraError
+from segue.errors import HandoverError, MissingExtraError, SegueWarning
 from segue.integrations.driving import KEY, Driver
 from segue.plan import Plan
 from segue.randomness import states
@@ -96,6 +96,13 @@ class HandoverCallback(Driver, Callback):
                 "tell it: Trainer(max_steps=...) or Trainer(max_epochs=...).",
             )
         step = trainer.global_step
+        if step and trainer.max_steps != -1:
+            warnings.warn(
+                "Lightning does not find its exact place in the data again when max_steps ends a run: the resumed run may "
+                "differ from an undisturbed one. Give max_epochs instead.",
+                SegueWarning,
+                stacklevel=2,
+            )
         self._kept = self.resume(self._loaded, step, int(total)) if step else self.start(int(total))
         if self._loaded is not None and self._loaded["mid_epoch"]:
             _set_random_states(self._loaded["random"])  # again: the loader was made meanwhile, and drew
