@@ -21,6 +21,5 @@ def main() -> None:
     except SegueError as error:
         commands.show_error(error)
         sys.exit(1)
-    except KeyboardInterrupt as interruption:
-        print(f"\nInterrupted: {interruption}" if str(interruption) else "\nInterrupted.", file=sys.stderr)
+    except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

@@ -147,6 +147,7 @@ def convert(
     """
     from segue.conversion.convert import Conversion
 
+    model, data = (str(Path(each).resolve()) if Path(each).exists() else each for each in (model, data))
     settings = {name: value for name, value in locals().items() if name in Conversion.__dataclass_fields__}
     _convert(Conversion(**settings, compile=compiled), out)
 
@@ -309,7 +310,7 @@ def _convert(settings: Any, out: Path) -> None:
 
     convert(settings, out, say)
     if int(os.environ.get("RANK", 0)) == 0:
-        console.print(f"Next: segue eval {out}. In Python: segue.from_pretrained({str(out)!r})", soft_wrap=True)
+        console.print(f"In Python: segue.from_pretrained({str(out)!r})\nNext: segue eval {out}", soft_wrap=True)
 
 
 def _grid(experiment: Any, folder: Path, workers: int, engine: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -33,7 +34,8 @@ class Interruption:
 
     @staticmethod
     def leave(number: int, message: str) -> None:
-        """Stop as the signal would have stopped the process, once everything is saved."""
+        """Stop as the signal would have stopped the process, once everything is saved, and say so."""
+        print(f"\nInterrupted: {message}", file=sys.stderr, flush=True)
         if number == signal.SIGINT:
             raise KeyboardInterrupt(message)
         raise SystemExit(128 + number)

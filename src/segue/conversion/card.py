@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from segue.amounts import duration, memory, significant
@@ -11,19 +12,20 @@ from segue.conversion.data import Data
 def text(record: dict[str, Any], data: Data) -> str:
     """Write the card as Markdown, with the front matter of the Hugging Face Hub."""
     conversion, base, budget = record["conversion"], record["base"], record["budget"]
+    name, source = _short(base["name"]), _short(conversion["data"])
     sites = record["segue"]["teachers"]
     kept = f" Kept as they were: `{conversion['keep']}`." if conversion["keep"] else ""
     seen = f"{budget['tokens']:,} tokens" if budget["tokens"] else f"{budget['examples']:,} examples"
     batch = conversion["batch"] * conversion["accumulate"]
     return f"""---
 library_name: segue
-base_model: {base["name"]}
+base_model: {name}
 tags: [segue, module-replacement]
 ---
 
-# {base["name"].rstrip("/").split("/")[-1]}, converted
+# {name.split("/")[-1]}, converted
 
-{len(sites)} modules of `{base["name"]}` were replaced by `{conversion["student"]}` with [Segue](https://pypi.org/project/segue).
+{len(sites)} modules of `{name}` were replaced by `{conversion["student"]}` with [Segue](https://pypi.org/project/segue).
 
 ```python
 import segue
@@ -43,14 +45,19 @@ Load it with Segue: transformers alone would build the original's modules and le
 
 - **Replaced**: `{conversion["sites"]}` ({len(sites)} sites), each by `{conversion["student"]}`.{kept}
 - **Method**: `{conversion["method"]}`; trained: {conversion["train"]}; seed {conversion["seed"]}.
-- **Data**: `{conversion["data"]}`: {data.train_size}; judged by {data.held_size}, never trained on.
+- **Data**: `{source}`: {data.train_size}; judged by {data.held_size}, never trained on.
 - **Budget**: {budget["steps"]:,} steps of {batch}, {seen}, {duration(budget["seconds"])}.
-- **Original**: `{base["name"]}`, sha256 of its weights in float32 `{base["hash"][:16]}…`
+- **Original**: `{name}`, sha256 of its weights in float32 `{base["hash"][:16]}…`
 - **Versions**: {", ".join(f"{name} {version}" for name, version in record["versions"].items())}
 
 The whole plan is in `segue.json`, every look at the model in `curve.json`. Measured once, with one seed, on the data above:
 other data, longer texts and other seeds give other numbers. `segue eval` compares the two models further.
 """
+
+
+def _short(name: str) -> str:
+    """Leave out where a folder or file lay on the machine of the conversion; ids of the hub stay whole."""
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _quality(record: dict[str, Any], data: Data) -> str:

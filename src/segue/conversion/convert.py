@@ -104,20 +104,24 @@ def convert(settings: Conversion, out: Path, say: Say = print) -> dict[str, Any]
     say(f"{len(select(base.model, plan.sites))} sites; training on {data.train_size}, judged by {data.held_size}")
     original = _judged(base.model, data)
     say(f"original: {_quality(data, original)}")
-    trained = fit(
-        base.model,
-        plan,
-        data.train,
-        data.task,
-        recipe=recipe,
-        validation=data.held,
-        scores=data.task.scores,
-        folder=work,
-        resume=True,
-        looks=settings.looks,
-        tell=lambda point: say(_line(data, original, point)),
-        progress="converting",
-    )
+    try:
+        trained = fit(
+            base.model,
+            plan,
+            data.train,
+            data.task,
+            recipe=recipe,
+            validation=data.held,
+            scores=data.task.scores,
+            folder=work,
+            resume=True,
+            looks=settings.looks,
+            tell=lambda point: say(_line(data, original, point)),
+            progress="converting",
+        )
+    except (KeyboardInterrupt, SystemExit):
+        say(f"The same command goes on, and so does: segue resume {out}")
+        raise
     assert trained.handover is not None
     trained.handover.finalize_()
     state = folder.whole_state(base.model)

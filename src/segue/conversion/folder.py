@@ -153,7 +153,7 @@ def _speed(told: Told, models: dict[str, Any]) -> dict[str, Any]:
         rows = speed.reading(models, [len(pixels)], make=lambda model, _: {"pixel_values": pixels.to(model.dtype)})
         return {"of": "images at once", "unit": "images", "rows": rows}
     longest = base.positions or CONTEXTS[-1]
-    contexts = [context for context in CONTEXTS if context + speed.STEPS < longest] or [max(1, longest // 2)]
+    contexts = [context for context in CONTEXTS if context + speed.STEPS < longest] or [max(1, longest - speed.STEPS - 2)]
     if base.kind == "causal":
         return {"of": "tokens read, then generating", "unit": "tokens", "rows": speed.decoding(models, contexts)}
     return {"of": "tokens of one text", "unit": "tokens", "rows": speed.reading(models, contexts)}

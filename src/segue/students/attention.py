@@ -116,6 +116,8 @@ class Attention(nn.Module):
         keep, mask = (None if x is None else x[..., :seen] for x in (call.keep, call.mask))  # a static cache has room for more
         self.understand(mask, keep, causal=True)
         keep = None if keep is None else keep[:, -q.shape[2] :]
+        if keep is not None and q.shape[2] > 1 and not torch.compiler.is_compiling() and bool(keep.all()):
+            keep = None  # a piece comes with a mask, also where nothing is padded; later tokens are faster without
         past = layer.past(self.mixer)
         if past and q.shape[2] == 1:
             y, layer.state = self.mixer.next(q, k, v, keep, past)

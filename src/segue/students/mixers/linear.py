@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from segue.students.attention import Operator
@@ -34,9 +35,9 @@ class LinearMixer(Mixer):
         return divided(self._causal(q, k, v, keep) + q @ every_head(state["sums"], q.shape[1]))
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> tuple[Tensor, State]:
-        state = self.remember(k, v, keep, state)
-        y = divided(by_key_head(self.of_queries(q), k.shape[1]) @ state["sums"])
-        return y.reshape(q.shape), state
+        sums = torch.addcmul(state["sums"], self._features(k, keep).transpose(-1, -2), with_ones(v))
+        y = divided(by_key_head(self.of_queries(q), k.shape[1]) @ sums)
+        return y.reshape(q.shape), {"sums": sums}
 
     def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
         sums = self._sums(k, v, keep)

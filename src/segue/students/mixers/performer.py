@@ -58,9 +58,12 @@ class PerformerMixer(Mixer):
         return divided(here * (largest - of_both).exp() + before * (past - of_both).exp(), LEAST)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> tuple[Tensor, State]:
-        state = self.remember(k, v, keep, state)
-        y = divided(by_key_head(self._of_queries(q), k.shape[1]) @ state["sums"], LEAST)
-        return y.reshape(q.shape), state
+        key_heads, (k, logs) = k.shape[1], self._of_keys(k, keep)
+        largest = torch.maximum(logs, state["largest"])
+        old = state["sums"] * (state["largest"] - largest).exp()
+        sums = torch.addcmul(old, k.transpose(-1, -2), with_ones(v) * (logs - largest).exp())
+        y = divided(by_key_head(self._of_queries(q), key_heads) @ sums, LEAST)
+        return y.reshape(q.shape), {"sums": sums, "largest": largest}
 
     def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
         k, logs = self._of_keys(k, keep)
@@ -80,8 +83,8 @@ class PerformerMixer(Mixer):
 
     def _of_keys(self, k: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return features divided by their largest, and its logarithm, (batch, key heads, tokens, 1), -inf at padding."""
-        squares = (k * self.root_scale).square().sum(-1, keepdim=True)
-        k = (k @ self._scaled_directions(k.dtype)).sub_(squares / 2)
+        k = k * self.root_scale
+        k = (k @ self.directions.to(k.dtype).T).sub_(k.square().sum(-1, keepdim=True) / 2)
         logs = k.detach().amax(-1, keepdim=True)
         k = k.sub_(logs).exp_()
         return k, logs if keep is None else logs.masked_fill(~keep[:, None, :, None], -torch.inf)

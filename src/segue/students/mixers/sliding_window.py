@@ -11,7 +11,7 @@ from torch import Tensor
 from segue.students.attention import Operator, positive
 from segue.students.geometry import Geometry
 from segue.students.mixers.blocks import distances, join, neighbours, reach, split, within
-from segue.students.mixing import Mixer, State, all_kept, every_head, from_place, softmax_where
+from segue.students.mixing import Mixer, State, all_kept, by_key_head, every_head, from_place, softmax_where
 
 SMALLEST_BLOCK = 64  # so that narrow windows still make products worth their overhead
 
@@ -53,8 +53,12 @@ class SlidingWindowMixer(Mixer):
         return self._left(*self._together(k, v, keep, state))
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> tuple[Tensor, State]:
-        together = self._together(k, v, keep, state)
-        return self._recalled(q, *together), self._left(*together)
+        key_heads = k.shape[1]
+        k, v, local, _, firsts = together = self._together(k, v, keep, state)  # all of it is near
+        seen = torch.cat([local, firsts.there], dim=1)[:, None, None]
+        k, v = torch.cat([k, firsts.k], dim=2), torch.cat([v, firsts.v], dim=2)
+        weights = softmax_where(by_key_head(q * self.scale, key_heads) @ k.transpose(-1, -2), seen)
+        return (weights @ v).reshape(q.shape), self._left(*together)
 
     def _together(
         self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None
