@@ -204,7 +204,7 @@ def test_pieces_of_any_size_give_the_logits_of_the_whole(name):
 PADDINGS = {
     "none": [],
     "left": [(1, slice(0, 40))],
-    "between": [(0, slice(34, 90)), (1, slice(192, 195))],  # the state began without any
+    "between": [(0, slice(34, 191)), (1, slice(190, 195))],  # the state began without any
 }
 
 
@@ -223,7 +223,7 @@ def test_a_state_is_the_formula(name, padding):
     for row, hidden in PADDINGS[padding]:
         keep[row, hidden] = False
     state, found = {}, []
-    for begin, end in ((0, 30), (30, 31), (31, 33), (33, 34), (34, 192), (192, 193), (193, 200)):
+    for begin, end in ((0, 30), (30, 31), (31, 33), (33, 192), (192, 193), (193, 195), (195, 196), (196, 200)):
         kept = keep[:, begin:end]
         piece = (q[:, :, begin:end], k[:, :, begin:end], v[:, :, begin:end], None if kept.all() else kept)
         if state and end - begin == 1:
