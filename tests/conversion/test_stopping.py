@@ -10,9 +10,11 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import STUDENT
 from fit_cases import Fresh
 from small_models import call, convert
+from torch.distributed.tensor import DTensor
 
 import segue
 from segue.conversion import card, folder
@@ -134,9 +136,19 @@ def two(rank: int, engine: str, base: str, texts: str, place: str) -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+    seen = []
+    plain = NextToken.__call__
+
+    def watched(self, model, batch):
+        sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())  # after a look, not the root's own
+        seen.append((type(model).__name__, len(batch["input_ids"]), sharded))
+        return plain(self, model, batch)
+
+    NextToken.__call__ = watched
     out = Path(place) / engine
     said = convert("llama", base, texts, out, student=STUDENT, steps=6, shard=engine == "fsdp2" or None)
-    (Path(place) / f"said_{engine}_{rank}.txt").write_text(said)
+    found = {"said": said, "seen": seen, "world": torch.distributed.get_world_size()}
+    (Path(place) / f"{engine}_{rank}.json").write_text(json.dumps(found))
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
@@ -156,7 +168,11 @@ def test_two_processes_convert_as_one_does(engine, base, texts, converted, tmp_p
         assert (found[name] - weight).abs().max() <= 1e-4 * weight.abs().max() + 1e-6, name
     assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     assert segue.from_pretrained(out)
-    first, second = ((tmp_path / f"said_{engine}_{rank}.txt").read_text() for rank in range(2))
-    assert len(re.findall(r"^step \d", first, re.M)) == 3
-    assert "as saved" in first
-    assert second == ""
+    first, second = (json.loads((tmp_path / f"{engine}_{rank}.json").read_text()) for rank in range(2))
+    network = "DistributedDataParallel" if engine == "ddp" else "FSDPLlamaForCausalLM"
+    for found in (first, second):
+        assert found["world"] == 2
+        assert found["seen"] == [[network, 2, engine == "fsdp2"]] * 6  # half of each batch of four
+    assert len(re.findall(r"^step \d", first["said"], re.M)) == 3
+    assert "as saved" in first["said"]
+    assert second["said"] == ""
