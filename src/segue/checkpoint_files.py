@@ -31,7 +31,7 @@ def write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep:
     try:
         tensor_files.write(draft / "tensors.safetensors", tensors)
         (draft / "state.json").write_text(json.dumps({"format": FORMAT, **state}), encoding="utf-8")
-        files = {name: _hash_file(draft / name) for name in ("state.json", "tensors.safetensors")}
+        files = {name: hash_file(draft / name) for name in ("state.json", "tensors.safetensors")}
         manifest = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
         (draft / "manifest.json").write_bytes(manifest)
         for file in draft.iterdir():
@@ -94,7 +94,7 @@ def _damage(folder: Path) -> str | None:
         file = folder / Path(name).name
         if not file.exists():
             return f"{name} is missing"
-        if _hash_file(file) != digest:
+        if hash_file(file) != digest:
             return f"{name} does not match its checksum"
     return None
 
@@ -115,7 +115,8 @@ def _forget_old(folder: Path, newest: str, keep: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _hash_file(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """Hash a file's bytes."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

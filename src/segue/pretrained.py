@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from segue import checkpoint, tensor_files
+from segue import checkpoint, checkpoint_files, tensor_files
 from segue.errors import CheckpointError, MissingExtraError, SegueError
 from segue.torchvision_cpu import declare_missing_operators
 
@@ -77,15 +76,6 @@ def read_record(folder: Path) -> dict[str, Any]:
     return {"segue": config.pop("segue"), "base": {"config": config}, "files": {}}
 
 
-def file_hash(path: Path) -> str:
-    """Hash a file's bytes."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def model_class(config: Any) -> Any:
     """Return transformers' own class for a configuration; code that a folder brings is never used."""
     import transformers
@@ -140,7 +130,7 @@ def _verify(folder: Path, record: dict[str, Any]) -> None:
     for name, expected in record["files"].items():
         if not (folder / name).is_file():
             raise CheckpointError(asked, f"{name} is missing.", "copy the whole folder again.")
-        if file_hash(folder / name) != expected:
+        if checkpoint_files.hash_file(folder / name) != expected:
             raise CheckpointError(
                 asked,
                 f"{name} is not the file that was written: its hash differs from {RECORD}.",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from segue import pretrained
+from segue.checkpoint_files import hash_file
 from segue.conversion import card, curve, speed
 from segue.conversion.base import Base
 from segue.conversion.data import Data
@@ -121,7 +122,7 @@ def _record(told: Told, draft: Path, dtype: torch.dtype) -> dict[str, Any]:
             "hash": base.hash,
             "config": {**base.config, "dtype": str(dtype).removeprefix("torch.")},
         },
-        "files": {name: pretrained.file_hash(draft / name) for name in weights},
+        "files": {name: hash_file(draft / name) for name in weights},
         "versions": {
             "segue": segue.__version__,
             "torch": torch.__version__,
