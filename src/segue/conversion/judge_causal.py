@@ -18,7 +18,7 @@ from segue.progress import Progress
 CONTEXTS = (256, 512, 1024, 2048, 4096)
 STEPS = 24  # tokens that are timed at each context
 PROMPTS, TOGETHER = 32, 8  # that are continued, in all and at once
-NEW = 64  # tokens at most
+PROMPT, NEW = 256, 64  # tokens at most
 NUMBERS_AT_ONCE = 2**25  # logits that are held of each model
 
 
@@ -65,8 +65,8 @@ def divergence(original: Tensor, converted: Tensor) -> Tensor:
 
 
 def greedy(models: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:
-    """Continue the first halves of texts by the likeliest tokens: where the models part, and whether the cache changes any."""
-    prompts = ids[:PROMPTS, : max(1, ids.shape[1] // 2)]
+    """Continue the beginnings of texts by the likeliest tokens: where the models part, and whether the cache changes any."""
+    prompts = ids[:PROMPTS, : max(1, min(PROMPT, ids.shape[1] // 2))]
     new = max(1, min(NEW, ids.shape[1] // 2))
     tell = Progress("continuing prompts", 3 * len(prompts))
     told: dict[str, list[Tensor]] = {"original": [], "converted": [], "uncached": []}

@@ -217,6 +217,7 @@ def _embeddings(results: dict[str, Any]) -> list[Figure]:
         _doublings(axes, [2**i for i in range(1, longest.bit_length() + 1)])
         axes.set_xlim(min(results["lengths"]) / 1.15, longest * 1.15)
         axes.set(xlabel="tokens of the text", ylabel="cosine to the original's embedding")
+        axes.set_ylim(top=min(axes.get_ylim()[1], 1.005))
 
     def spread(axes: Any, paper: Paper) -> None:
         ordered = sorted(cosines)
