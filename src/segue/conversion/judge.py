@@ -22,7 +22,7 @@ from segue.conversion.data import Data, Reading, load
 from segue.errors import CheckpointError, ConfigError, DataError
 from segue.lab.report.figures import require_matplotlib
 from segue.lab.results import write_json
-from segue.lab.run import _meta_info
+from segue.lab.run import meta_info_of
 
 FORMAT = 1
 SEED = 0
@@ -82,7 +82,7 @@ def judge(settings: Judging, out: Path, say: Callable[[str], None] = print) -> d
         "seed": SEED,
         "timed_steps": judge_causal.STEPS,
         **measured,
-        "meta": _meta_info(begun, 1) | {"seconds": time.monotonic() - started},
+        "meta": meta_info_of(begun, 1) | {"seconds": time.monotonic() - started},
     }
     judge_page.write(results, out)
     write_json(results, out / "results.json")

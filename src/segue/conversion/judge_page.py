@@ -11,7 +11,7 @@ from typing import Any
 
 from segue.conversion import judge_words
 from segue.conversion.judge_figures import DARK, LIGHT, Figure, figures
-from segue.lab.report.page import _digest, _shipped, _write
+from segue.lab.report.page import digest, shipped, write_text
 
 
 def write(results: dict[str, Any], out: Path) -> Path:
@@ -23,13 +23,13 @@ def write(results: dict[str, Any], out: Path) -> Path:
         draft = out / f".{figure.name}-{os.getpid()}"
         draft.write_bytes(light)
         os.replace(draft, out / f"{figure.name}.png")
-    return _write(out / "index.html", text)
+    return write_text(out / "index.html", text)
 
 
 def page(results: dict[str, Any], drawn: list[tuple[Figure, bytes, bytes]]) -> str:
     """Fill the page: style, script and pictures inside, nothing fetched, nothing of the results read as HTML."""
-    template, style, script = _own("judge_page.html"), _shipped("page.css") + _own("judge_page.css"), _own("judge_page.js")
-    policy = f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'"
+    template, style, script = _own("judge_page.html"), shipped("page.css") + _own("judge_page.css"), _own("judge_page.js")
+    policy = f"default-src 'none'; img-src data:; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'"
     parts = {
         "POLICY": policy,
         "TITLE": escape(f"{Path(results['folder']).resolve().name} beside {Path(results['base']['name']).name}"),

@@ -86,7 +86,7 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
         peak_memory=_peak_memory(processes.device),
         skipped_steps=fitted.skipped,
     )
-    result = Result(run_info=_run_info(config, folder), train_info=train_info, meta_info=_meta_info(begun, processes.world))
+    result = Result(run_info=_run_info(config, folder), train_info=train_info, meta_info=meta_info_of(begun, processes.world))
     if keep_model:
         plain, _ = teacher_model(config.teacher, folder.parent.parent / "teachers", whole)  # `model` may be sharded
         own = {part: getattr(config.plan, part) for part in ("student", "gate", "schedule", "guidance", "distill")}
@@ -179,7 +179,8 @@ def _run_info(config: Run, folder: Path) -> RunInfo:
     )
 
 
-def _meta_info(begun: datetime, processes: int) -> dict[str, Any]:
+def meta_info_of(begun: datetime, processes: int) -> dict[str, Any]:
+    """Say when, where and with which versions something was measured."""
     versions = {}
     for package in PACKAGES:
         try:

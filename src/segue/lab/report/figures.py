@@ -63,9 +63,9 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
     for group, suffix in zip(summary.groups, _suffixes([group.name for group in summary.groups]), strict=True):
         for name, panels in group_figures(group, summary, look_of).items():
             if any(panel.lines for panel in panels):
-                paths += _write(folder, f"{name}{suffix}", lambda p=panels, g=group: _figure(p, _seeds_note(g)))  # type: ignore[misc]
+                paths += write(folder, f"{name}{suffix}", lambda p=panels, g=group: _figure(p, _seeds_note(g)))  # type: ignore[misc]
     if summary.groups:
-        paths += _write(folder, "groups", lambda: _heat_table(summary))
+        paths += write(folder, "groups", lambda: _heat_table(summary))
     return paths
 
 
@@ -257,7 +257,8 @@ def _heat_table(summary: Summary) -> Any:
     return figure
 
 
-def _write(folder: Path, name: str, draw: Callable[[], Any]) -> list[Path]:
+def write(folder: Path, name: str, draw: Callable[[], Any]) -> list[Path]:
+    """Draw a figure and write it as PNG and PDF."""
     with _settings():
         figure = draw()
         paths = [folder / f"{name}.png", folder / f"{name}.pdf"]

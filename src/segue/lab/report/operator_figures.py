@@ -26,9 +26,9 @@ SOFT = "#555555"
 
 def draw(section: Section, speed: Speed | None, folder: Path) -> list[Path]:
     """Draw the figures as PNG and PDF; speed only where it was measured."""
-    paths = figures._write(folder, "operators", lambda: recovered(section)) if section.seeds("recovered") else []
+    paths = figures.write(folder, "operators", lambda: recovered(section)) if section.seeds("recovered") else []
     if speed is not None and speed.timed:
-        paths += figures._write(folder, "speed", lambda: speed_up(speed))
+        paths += figures.write(folder, "speed", lambda: speed_up(speed))
     return paths
 
 

@@ -32,19 +32,19 @@ def build(folder: Path, *, title: str | None = None) -> Path:
     if compared is not None:
         drawn += operator_figures.draw(compared, times, folder / "figures")
         text += operator_words.markdown(compared, times)
-    _write(folder / "table.md", text)
-    _write(folder / "table.csv", csv(summary))
+    write_text(folder / "table.md", text)
+    write_text(folder / "table.csv", csv(summary))
     data = page_data(summary, results, title, times)
     data["files"] = ["table.csv", "table.md", *(f"figures/{path.name}" for path in drawn)]
-    return _write(folder / "report.html", page(data))
+    return write_text(folder / "report.html", page(data))
 
 
 def page(data: dict[str, Any]) -> str:
     """Fill the page: style, scripts and data inside, nothing fetched, nothing of the runs read as HTML."""
-    style = _shipped("page.css")
-    scripts = [_shipped(name) for name in SCRIPTS]
-    allowed = " ".join(_digest(text) for text in scripts)
-    policy = f"default-src 'none'; style-src {_digest(style)}; script-src {allowed}; base-uri 'none'; form-action 'none'"
+    style = shipped("page.css")
+    scripts = [shipped(name) for name in SCRIPTS]
+    allowed = " ".join(digest(text) for text in scripts)
+    policy = f"default-src 'none'; style-src {digest(style)}; script-src {allowed}; base-uri 'none'; form-action 'none'"
     parts = {
         "POLICY": policy,
         "TITLE": html.escape(str(data["title"])),
@@ -52,7 +52,7 @@ def page(data: dict[str, Any]) -> str:
         "DATA": in_script(data),
         "SCRIPTS": "\n".join(f"<script>{text}</script>" for text in scripts),
     }
-    pieces = _shipped("page.html").split("@@")  # text, name, text, name, ... text: no part can hold another's mark
+    pieces = shipped("page.html").split("@@")  # text, name, text, name, ... text: no part can hold another's mark
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
@@ -62,15 +62,18 @@ def in_script(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _shipped(name: str) -> str:
+def shipped(name: str) -> str:
+    """Read a part of the page that comes with the package."""
     return files("segue.lab.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Return the hash by which the page allows a style or script of its own."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _write(path: Path, text: str) -> Path:
+def write_text(path: Path, text: str) -> Path:
+    """Write a file in one stroke."""
     draft = path.with_name(f".{path.name}-{os.getpid()}")
     draft.write_text(text, encoding="utf-8", newline="\n")
     os.replace(draft, path)
