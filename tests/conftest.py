@@ -8,3 +8,5 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from segue.torchvision_cpu import declare_missing_operators
 
 declare_missing_operators()
+
+collect_ignore_glob = ["*conftest.py"]  # no doctests in them, and three files of one name cannot all be imported as modules

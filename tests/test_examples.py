@@ -19,7 +19,7 @@ SAYS = {
     "custom_student.py": "accuracy with the mixer",
     "resume.py": "10 losses and 71 tensors are the same, bit for bit",
     "hf_trainer.py": "accuracy with new attention",
-    "lightning_trainer.py": "accuracy with new attention",
+    "lightning.py": "accuracy with new attention",
     "bert_theseus.py": "accuracy of 3 layers",
     "ddp.py": "trained by 1 process",
     "linearize_llm.py": "the same tokens without a cache: True",
@@ -70,11 +70,11 @@ def test_an_example_runs(name, run, capsys):
     [
         # what a process that was killed in the middle of its blend left behind, where the next one finds it, and the result
         ("hf_trainer.py", "handover/checkpoint-2", "handover/checkpoint-2", "student/model.safetensors"),
-        ("lightning_trainer.py", "epoch=0.ckpt", "last.ckpt", "student.pt"),
+        ("lightning.py", "epoch=0.ckpt", "last.ckpt", "student.pt"),
     ],
 )
 def test_an_example_stopped_in_the_middle_resumes_bit_for_bit(name, left, again, end, run, tmp_path):
-    steps = "120" if name == "lightning_trainer.py" else "20"  # twenty to an epoch, where Lightning saves
+    steps = "120" if name == "lightning.py" else "20"  # twenty to an epoch, where Lightning saves
     whole, second = tmp_path / "whole", tmp_path / "second"
     run(name, "--steps", steps, "--folder", str(whole))
     (second / again).parent.mkdir(parents=True)

@@ -41,7 +41,7 @@ def save(
     if lr_scheduler is not None:
         state["lr_scheduler"] = bag.pack(lr_scheduler.state_dict(), "lr_scheduler")
     if isinstance(target, Handover):
-        state["random"] = bag.pack(_of_every_rank(randomness.states()), "random")
+        state["random"] = bag.pack(randomness.states_of_every_rank(), "random")
     if missing := unsaved(state["segue"]["plan"]):
         warnings.warn(
             f"the plan's {', '.join(missing)} cannot be saved by name; give it again to segue.load_(...).",
@@ -107,7 +107,7 @@ def save_training(
         "segue": {"step": step},
         "optimizer": bag.pack(optimizer.state_dict(), "optimizer"),
         "lr_scheduler": None if lr_scheduler is None else bag.pack(lr_scheduler.state_dict(), "lr_scheduler"),
-        "random": bag.pack(_of_every_rank(randomness.states()), "random"),
+        "random": bag.pack(randomness.states_of_every_rank(), "random"),
     }
     return _write(Path(folder), state, bag.tensors, keep)
 
@@ -124,7 +124,7 @@ def load_training_(model: nn.Module, folder: str | os.PathLike[str], *, optimize
     optimizer.load_state_dict(_sharded_state(bag.unpack(state["optimizer"]), optimizer))
     if lr_scheduler is not None:
         lr_scheduler.load_state_dict(bag.unpack(state["lr_scheduler"]))
-    _set_random_states(bag.unpack(state["random"]))
+    randomness.restore_this_rank(bag.unpack(state["random"]))
     return int(state["segue"]["step"])
 
 
@@ -182,24 +182,8 @@ def _backbone_hash(handover: Handover) -> str:
     return handover.backbone_hash
 
 
-def _of_every_rank(states: dict[str, Any]) -> list[dict[str, Any]]:
-    """Gather the random states of all processes: each rank draws its own dropout."""
-    if not _distributed():
-        return [states]
-    gathered: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, states)
-    return gathered
-
-
 def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _set_random_states(every_rank: list[dict[str, Any]]) -> None:
-    rank = torch.distributed.get_rank() if _distributed() else 0
-    if rank >= len(every_rank):
-        return  # more processes than before: the new ones keep their own
-    randomness.restore(every_rank[rank])
 
 
 def _restore(
@@ -234,7 +218,7 @@ def _restore(
     if handover.total_steps is None and state["segue"]["total_steps"] is not None:
         handover.total_steps = state["segue"]["total_steps"]
     handover.resume_at(state["segue"]["step"])
-    _set_random_states(bag.unpack(state["random"]))
+    randomness.restore_this_rank(bag.unpack(state["random"]))
 
 
 def _sharded_state(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:

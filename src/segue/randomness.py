@@ -35,6 +35,26 @@ def restore(found: dict[str, Any]) -> None:
         numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
 
 
+def states_of_every_rank() -> list[dict[str, Any]]:
+    """Gather the states of all processes: each rank draws its own dropout."""
+    if not _distributed():
+        return [states()]
+    gathered: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, states())
+    return gathered
+
+
+def restore_this_rank(every_rank: list[dict[str, Any]]) -> None:
+    """Put the states of this process back; one that was not there before keeps its own."""
+    rank = torch.distributed.get_rank() if _distributed() else 0
+    if rank < len(every_rank):
+        restore(every_rank[rank])
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def seed_all(*numbers: int) -> None:
     """Make all states depend on these numbers alone.
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from segue import randomness
 from segue.calibration import padding_of
-from segue.checkpoint import _of_every_rank, _set_random_states
 from segue.errors import HandoverError, MissingExtraError, SegueWarning
 from segue.integrations.driving import KEY, Driver
 from segue.plan import Plan
-from segue.randomness import states
 
 try:
     from lightning.pytorch import Callback
@@ -105,7 +104,7 @@ class HandoverCallback(Driver, Callback):
             )
         self._kept = self.resume(self._loaded, step, int(total)) if step else self.start(int(total))
         if self._loaded is not None and self._loaded["mid_epoch"]:
-            _set_random_states(self._loaded["random"])  # again: the loader was made meanwhile, and drew
+            randomness.restore_this_rank(self._loaded["random"])  # again: the loader was made meanwhile, and drew
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Move the handover on, once per optimizer step."""
@@ -116,14 +115,14 @@ class HandoverCallback(Driver, Callback):
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Put what a resume needs beside the weights into Lightning's checkpoint."""
         if self.running and self._kept:
-            random = _of_every_rank(states())  # which Lightning does not keep
+            random = randomness.states_of_every_rank()  # which Lightning does not keep
             checkpoint[KEY] = {**self._kept, **self.schedule_state(), "random": random, "mid_epoch": not trainer.is_last_batch}
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Take it out again, and let the loaders of the next epoch draw as they would have."""
         self._loaded = checkpoint.get(KEY)
         if self._loaded is not None:
-            _set_random_states(self._loaded["random"])
+            randomness.restore_this_rank(self._loaded["random"])
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the students alone in the model, after the last checkpoint."""

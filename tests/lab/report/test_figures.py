@@ -64,7 +64,7 @@ def test_the_same_runs_give_the_same_files(drawn: list[Path], tmp_path: Path, mo
 
 
 def test_groups_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(figures, "_write", lambda folder, name, draw: [folder / f"{name}.png"])
+    monkeypatch.setattr(figures, "write", lambda folder, name, draw: [folder / f"{name}.png"])
     runs = [run(group=group, looks=3, sites=1) for group in ("100 %", "20 %", "20%", "../x/<y>")]
     names = {path.name for path in figures.draw_all(runs, tmp_path)}
     assert {"cosine-100-percent.png", "cosine-20-percent.png", "cosine-20-percent-again.png", "cosine-x-y.png"} < names
@@ -135,7 +135,7 @@ def test_one_seed_is_drawn_without_a_band_and_says_so():
 
 
 def test_what_was_not_measured_is_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(figures, "_write", lambda folder, name, draw: [folder / name] if draw() else [])
+    monkeypatch.setattr(figures, "write", lambda folder, name, draw: [folder / name] if draw() else [])
     bare = run(looks=3)
     points = [
         Point(step=p.step, epoch=p.epoch, seconds=p.seconds, flops=p.flops, alpha=p.alpha) for p in bare.train_info.points

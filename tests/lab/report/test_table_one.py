@@ -400,7 +400,7 @@ def test_names_stand_in_their_order_and_inside_the_axes():
 
 
 def test_only_what_was_measured_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(figures, "_write", lambda folder, name, draw: [folder / name])
+    monkeypatch.setattr(figures, "write", lambda folder, name, draw: [folder / name])
     new = {"gate_variance", "variance_depth", "bounds"}
 
     def drawn(one: Result) -> set[str]:

@@ -1,17 +1,18 @@
 """Give a trained ViT new attention inside Lightning's Trainer: one callback.
 
-Run: python examples/lightning_trainer.py --steps 300
+Run: python examples/lightning.py --steps 300
 Stopped in the middle? The same again with --resume goes on from Lightning's last checkpoint, bit for bit.
 """
 
 import argparse
 import math
+import sys
 from pathlib import Path
 
+sys.path.append(sys.path.pop(0))  # this file has the package's name: look here last
+
 import segue
-from segue.integrations.lightning import (
-    HandoverCallback,  # before Lightning: beside a CPU-only torch it lets torchvision import
-)
+from segue.integrations.lightning import HandoverCallback  # first: it lets torchvision import beside a CPU-only torch
 
 # isort: split
 import lightning
@@ -57,6 +58,6 @@ def main(steps: int, folder: Path, resume: bool) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--folder", type=Path, default=Path("runs/lightning_trainer"))
+    parser.add_argument("--folder", type=Path, default=Path("runs/lightning"))
     parser.add_argument("--resume", action="store_true")
     main(**vars(parser.parse_args()))
