@@ -120,5 +120,6 @@ class Driver:
         for undo in self._undo:
             undo()
         config: Any = getattr(model, "config", None)
-        if hasattr(config, "to_json_string"):  # Hugging Face: config.json takes the record along
+        shortened = any(site.is_span for site in self.handover.sites)  # then transformers builds the model as it is now
+        if hasattr(config, "to_json_string") and not shortened:  # Hugging Face: config.json takes the record along
             config.segue = model.segue
