@@ -59,6 +59,7 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
         "saturation": ("saturation", _saturation),
         "mixers-time": ("mixers", mixer_figures.times),
         "mixers-memory": ("mixers", mixer_figures.memory),
+        "decoding": ("decoding", mixer_figures.decoding),
     }
     paths = []
     for name, (measurement, drawing) in drawings.items():

@@ -1,4 +1,4 @@
-"""Draw how the time and the memory of mixers grow with the sequence; every curve has its name at its end.
+"""Draw how the time and the memory of mixers and of decoding grow with the sequence; every curve has its name at its end.
 
 Command: python -m benchmarks.performance --render; seconds.
 Expected: parallel lines of slope 1, and softmax crossing them with slope 2.
@@ -15,6 +15,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
+from benchmarks.decoding import STATIC
 from benchmarks.mixers import BOTH, CAUSAL, FORWARD, MB, PASSES, SOFTMAX, UNFUSED
 from benchmarks.timing import outer_place
 from segue.lab.report.palette import BLUE, CYAN, GREY, MAGENTA, ORANGE, RED, TEAL
@@ -24,6 +25,7 @@ LINE = 0.105  # inches between two names
 LOOKS: dict[str, tuple[str, str, tuple[float, ...]]] = {  # colour, marker, dashes
     SOFTMAX: ("#000000", "s", ()),
     UNFUSED: ("#000000", "D", (2, 1.5)),
+    STATIC: ("#000000", "h", (6, 1.5)),
     "linear, elu": (BLUE[0], "o", ()),
     "linear, relu": (BLUE[0], "v", (2, 1.5)),
     "linear, hedgehog": (BLUE[0], "^", (6, 1.5)),
@@ -66,6 +68,31 @@ def memory(result: dict[str, Any]) -> Any:
     row[0].set_ylabel(f"peak of {BOTH}, MB")
     _finish([row], "counted, without inputs and weights")
     return figure
+
+
+def decoding(result: dict[str, Any]) -> Any:
+    """Draw tokens per second on the left and the bytes of the cache on the right."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 2.9), sharex=True)
+    figure.subplots_adjust(left=0.09, right=0.83, top=0.92, bottom=0.135, wspace=0.72)
+    names, lengths = list(result["points"][0]["bytes"]), [p["tokens"] for p in result["points"]]
+    _panel(left, result, {name: _rates(result, name) for name in names})
+    sizes = {name: [p["bytes"][name] / MB for p in result["points"]] for name in names}
+    _panel(right, result, {name: Curve(lengths, *([sizes[name]] * 3)) for name in names})
+    left.set_title("tokens per second", loc="left")
+    right.set_title("cache, MB", loc="left")
+    for axes, note in ((left, "one thread, median and 95 % interval"), (right, "counted")):
+        axes.set_xlabel(f"tokens of context ({note})")
+        _label(axes)
+    left.yaxis.set_minor_formatter("{x:g}")
+    return figure
+
+
+def _rates(result: dict[str, Any], name: str) -> Curve:
+    found = [sorted(1000 / spent for spent in p["milliseconds"][name]) for p in result["points"]]
+    place = outer_place(len(found[0]))
+    middle = [statistics.median(rates) for rates in found]
+    lengths = [p["tokens"] for p in result["points"]]
+    return Curve(lengths, middle, [rates[place] for rates in found], [rates[-1 - place] for rates in found])
 
 
 def _names(result: dict[str, Any], causal: bool, key: str, kind: str = FORWARD) -> list[str]:
@@ -134,7 +161,7 @@ def _label(axes: Any) -> None:
         axes.plot(
             [end_x, 1.02, 1.05], [end_y, y, y], color=colour, linewidth=0.4, alpha=0.7, transform=axes.transAxes, clip_on=False
         )
-        name = line.get_label().removesuffix(CAUSAL).replace("softmax, not fused", "not fused")
+        name = line.get_label().removesuffix(CAUSAL).removeprefix("softmax, ")
         axes.text(1.06, y, name, color=colour, transform=axes.transAxes, va="center", ha="left", fontsize=6.5)
 
 

@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import bars, compiled, machine, memory, mixers, replaced, saturation, seam_profile, step_time, whole_run
+from benchmarks import (
+    bars,
+    compiled,
+    decoding,
+    machine,
+    memory,
+    mixers,
+    replaced,
+    saturation,
+    seam_profile,
+    step_time,
+    whole_run,
+)
 from benchmarks.bars import Bar
 from benchmarks.timing import percent
 from benchmarks.trainees import AGAIN, BLEND, BY_HAND, TEACHERS
@@ -83,6 +95,8 @@ def all_bars(results: Results) -> list[Bar]:
         judged += memory.bars(results["memory"])
     if "mixers" in results:
         judged += mixers.bars(results["mixers"])
+    if "decoding" in results:
+        judged += decoding.bars(results["decoding"])
     if "import" in results:
         claim = "`import segue` on top of `import torch`"
         judged.append(Bar.of_count(claim, machine.typical_import(results["import"]), machine.BAR_IMPORT, " ms"))
@@ -140,6 +154,7 @@ def sections(results: Results) -> dict[str, Callable[[], list[str]]]:
         "saturation": ("Saturation", saturation.section),
         "profile": ("Profile", lambda result: seam_profile.section(result, steps)),
         "mixers": ("Mixers", mixers.section),
+        "decoding": ("Decoding", decoding.section),
     }
     return {
         title: lambda name=name, write=write: [*write(results[name]), "", taken(name, results[name])]

@@ -21,6 +21,7 @@ import torch
 
 from benchmarks import (
     compiled,
+    decoding,
     figures,
     machine,
     memory,
@@ -45,6 +46,7 @@ MEASUREMENTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "saturation": saturation.measure,
     "profile": seam_profile.measure,
     "mixers": mixers.measure,
+    "decoding": decoding.measure,
     "compiled": compiled.measure,  # last, because it leaves the compiler's threads behind
 }
 

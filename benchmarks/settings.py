@@ -18,6 +18,7 @@ EACH = {  # minutes of these; the rest is building, counting, compiling and impo
     "saturation": 6.0,
     "profile": 0.15,
     "mixers": 6.0,
+    "decoding": 3.0,
 }
 SHARED = ("model", "model_options", "image", "patch", "classes", "sites", "batch", "small_batch")  # by all of one page
 
@@ -47,6 +48,17 @@ class Settings:
     judged_tokens: int = 8192  # where mixers are compared with softmax
     longest_softmax: int = 8192  # twice as many would take as long as all the rest
     longest_unfused: int = 4096  # whose memory is counted
+    contexts: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)  # tokens that were read before the one that is decoded
+    judged_context: int = 4096  # where decoding is compared with the original
+    decoder: dict[str, Any] = field(
+        default_factory=lambda: {
+            "hidden_size": 512,
+            "intermediate_size": 1408,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 8,
+            "vocab_size": 8192,
+        }
+    )
     seams: int = 64  # of the chain of tiny layers that shows what a seam costs in Python
     minutes: float = MINUTES
 
@@ -81,6 +93,15 @@ def smoke() -> Settings:
         judged_tokens=64,
         longest_softmax=64,
         longest_unfused=64,
+        contexts=(16, 96, 160),
+        judged_context=96,
+        decoder={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "vocab_size": 50,
+        },
         seams=4,
         minutes=0.0,
     )

@@ -14,6 +14,7 @@ import pytest
 import torch
 from benchmarks import (
     compiled,
+    decoding,
     machine,
     mixer_figures,
     mixers,
@@ -253,13 +254,53 @@ def test_exponent_speed_up_and_crossover_of_mixers():
 
 
 def test_every_mixer_has_a_look_of_its_own():
-    assert {*mixer_figures.LOOKS} == {mixers.SOFTMAX, mixers.UNFUSED, *mixers.OPERATORS}
+    assert {*mixer_figures.LOOKS} == {mixers.SOFTMAX, mixers.UNFUSED, decoding.STATIC, *mixers.OPERATORS}
     assert len({*mixer_figures.LOOKS.values()}) == len(mixer_figures.LOOKS)
 
 
 def test_names_are_moved_apart():
     assert mixer_figures.spread([0.1, 0.1, 0.5], 0.2) == pytest.approx([0.1, 0.3, 0.5])
     assert mixer_figures.spread([0.9, 1.0, 1.0], 0.2) == pytest.approx([0.6, 0.8, 1.0])
+
+
+def decoded(student: float, growth: int = 0) -> dict:
+    """Make a record of decoding: the original takes 1 ms per 1024 tokens (static: 0.8 ms), students always the same."""
+    points = []
+    for tokens in (512, 4096, 8192):
+        spent = {decoding.SOFTMAX: tokens / 1024, decoding.STATIC: 0.8 * tokens / 1024} | dict.fromkeys(
+            decoding.OPERATORS, student
+        )
+        size = dict.fromkeys(decoding.ORIGINALS, 1000 * tokens) | dict.fromkeys(decoding.OPERATORS, 5000)
+        size["window"] += growth * tokens
+        points.append({"tokens": tokens, "bytes": size, "milliseconds": times(spent)})
+    wall = {"threads": 2, "milliseconds": points[1]["milliseconds"]}
+    return {"model": smoke().decoder, "parameters": 2e6, "judged_at": 4096, "points": points, "wall": wall}
+
+
+def test_decoding_is_judged_against_the_faster_original():
+    assert [bar.verdict for bar in decoding.bars(decoded(1.6))] == ["met", "met"]
+    speed, memory = decoding.bars(decoded(3.6, growth=2))  # faster than 4 ms, slower than 3.2
+    assert (speed.verdict, speed.measured) == ("missed", "1.125 (1.125 to 1.125)")
+    assert (memory.verdict, memory.measured) == ("missed", "15,360")
+    text = "\n".join(decoding.section(decoded(1.6)))
+    assert "| window | 0.3 (0.3 to 0.3) | 2.5 (2.5 to 2.5) | 5.0 (5.0 to 5.0) |" in text
+    assert "window, from 4096 tokens on" in text
+    assert "window, from 8192 tokens on" in "\n".join(decoding.section(decoded(3.6)))
+
+
+@torch.no_grad()
+def test_a_moment_of_decoding_does_not_pass():
+    """However often the next token is decoded, it is decoded from the same state, and the tokens after it are not."""
+    for (tokens, name), moment in decoding.reading(smoke()).items():
+        logits = []
+        moment.model.register_forward_hook(lambda _model, _args, output, logits=logits: logits.append(output.logits))
+        for _ in range(3):
+            moment.step()
+        assert moment.cache.get_seq_length() == tokens + 1, name
+        torch.testing.assert_close(logits[1:], logits[:1] * 2, rtol=0, atol=0)
+        if name != decoding.STATIC:  # which is full
+            moment.model(moment.token, past_key_values=moment.cache, use_cache=True)
+            assert not torch.equal(logits[0], logits[3])
 
 
 def test_theseus_is_compiled_after_everything_that_has_a_bar():
@@ -306,6 +347,6 @@ def test_the_whole_command_runs_also_without_torchdistill(tmp_path):
     assert "torchdistill is not installed" in text
     figures = {path.name for path in (tmp_path / "figures").iterdir()}
     assert figures == {
-        f"performance-{name}.png" for name in ("steps", "replaced", "saturation", "mixers-time", "mixers-memory")
+        f"performance-{name}.png" for name in ("steps", "replaced", "saturation", "mixers-time", "mixers-memory", "decoding")
     }
     assert all(f"figures/{name}" in text for name in figures)
