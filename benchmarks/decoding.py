@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import segue
-from benchmarks import mixers
+from benchmarks import machine, mixers
 from benchmarks.bars import Bar
 from benchmarks.mixers import MB, SOFTMAX, WALL_SHARE, at, few
 from benchmarks.settings import Settings
@@ -52,6 +52,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     return {
         "model": settings.decoder,
         "parameters": sum(p.numel() for p in moments[judged, SOFTMAX].model.parameters()),
+        "transformers": machine.version("transformers"),
         "judged_at": judged,
         "points": [
             {
@@ -170,13 +171,12 @@ def section(result: dict[str, Any]) -> list[str]:
     rounds_taken = len(points[0]["milliseconds"][SOFTMAX])
     return [
         f"A Llama of {model['num_hidden_layers']} layers, width {model['hidden_size']}, {model['num_attention_heads']} heads "
-        f"and {result['parameters'] / 1e6:.0f} million parameters, random since no speed depends on them; float32, "
-        "batch 1. Every model has read a text of the given length and decodes the next token, again and again from the same "
-        "state of its cache. The original has the two caches of transformers: the usual one, which is copied for every token, "
-        "and the static one, which is written in place, here with room for one token more. Students stand at every attention, "
-        "with windows of 64 tokens, Performer with 256 features. All lengths took turns in one run, on one thread, by the "
-        "processor's clock; "
-        f"{rounds_taken} rounds of {REPEATS} tokens.",
+        f"and {result['parameters'] / 1e6:.0f} million parameters, random since no speed depends on them; float32, batch 1. "
+        "Every model has read a text of the given length and decodes the next token, again and again from the same state of "
+        f"its cache. The original has the two caches of transformers {result['transformers']}: the usual one, which is copied "
+        "for every token, and the static one, which is written in place, here with room for one token more. Students stand at "
+        "every attention, with windows of 64 tokens, Performer with 256 features. All lengths took turns in one run, on one "
+        f"thread, by the processor's clock; {rounds_taken} rounds of {REPEATS} tokens.",
         "",
         "Times faster than the original with its usual cache:",
         "",
