@@ -82,8 +82,9 @@ def model_class(config: Any) -> Any:
 
     names = [name for name in (config.architectures or []) if hasattr(transformers, name)]
     kind = getattr(transformers, names[0]) if names else transformers.AutoModelForCausalLM
-    known = isinstance(kind, type) and (issubclass(kind, transformers.PreTrainedModel) or not names)
-    if not known:
+    root = transformers.PreTrainedModel
+    known = isinstance(kind, type) and kind is not root and issubclass(kind, root)
+    if names and not known:
         raise CheckpointError(
             "a model was to be built.", f"{names[0]} is no model of transformers.", "check `architectures` in config.json."
         )

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_models import convert, save, text
-
-STUDENT = "WindowedLinear(window=4)"
+from small_models import STUDENT, convert, save, text
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,7 @@ ATTENTION = {
 }
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 POSITIONS = 64
+STUDENT = "WindowedLinear(window=4)"
 
 
 def text(words: int = 3000, seed: int = 0) -> str:

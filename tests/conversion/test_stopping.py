@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import STUDENT
 from fit_cases import Fresh
-from small_models import call, convert
+from small_models import STUDENT, call, convert
 from torch.distributed.tensor import DTensor
 
 import segue

@@ -219,12 +219,6 @@ def test_the_page_has_the_table_of_this_program() -> None:
     assert page.partition(BEGIN)[2].partition(END)[0] == cases.table()
 
 
-@every_operator
-def test_the_page_has_a_card_for_every_operator(operator: str) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert f"### `{type(OPERATORS[operator]).__name__}`" in page
-
-
 def test_no_operator_is_left_out() -> None:
     kinds = [kind for kind in vars(segue.students).values() if isinstance(kind, type) and issubclass(kind, Operator)]
     assert {type(operator) for operator in OPERATORS.values()} == set(kinds)
