@@ -42,6 +42,7 @@ def spread(model: nn.Module, units: Iterable[nn.Module], recipe: Recipe, process
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        _require_same_weights(model, processes)
         mesh = init_device_mesh(processes.device.type, (processes.world,))
         for unit in units:
             fully_shard(unit, mesh=mesh)
@@ -50,6 +51,20 @@ def spread(model: nn.Module, units: Iterable[nn.Module], recipe: Recipe, process
         place = [processes.device] if processes.device.type != "cpu" else None
         network = nn.parallel.DistributedDataParallel(model, device_ids=place)
     return torch.compile(network) if recipe.compile else network  # type: ignore[return-value]
+
+
+def _require_same_weights(model: nn.Module, processes: Processes) -> None:
+    """Refuse to shard what differs between processes; DDP would send the first one's weights to all, FSDP2 mixes them."""
+    sums = torch.stack([parameter.detach().double().sum().to(processes.device) for parameter in model.parameters()])
+    mean = processes.total(sums) / processes.world
+    apart = processes.total((~torch.isclose(sums, mean, rtol=1e-6, equal_nan=True)).double())  # every process must know
+    different = [name for (name, _), count in zip(model.named_parameters(), apart.tolist(), strict=True) if count]
+    if different:
+        raise ConfigError(
+            f"a model was to be sharded over {processes.world} processes.",
+            f"They hold different weights ({different[0]!r} first).",
+            "load the whole model in each; transformers needs FSDP_CPU_RAM_EFFICIENT_LOADING=false for that.",
+        )
 
 
 def launched() -> Processes:

@@ -137,6 +137,8 @@ def two(rank: int, engine: str, base: str, texts: str, place: str) -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+    if engine == "fsdp2":  # as `accelerate launch --use_fsdp` says it; transformers then loads weights in the first process only
+        os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_VERSION": "2"}
     seen = []
     plain = NextToken.__call__
 
@@ -147,7 +149,7 @@ def two(rank: int, engine: str, base: str, texts: str, place: str) -> None:
 
     NextToken.__call__ = watched
     out = Path(place) / engine
-    said = convert("llama", base, texts, out, student=STUDENT, steps=6, shard=engine == "fsdp2" or None)
+    said = convert("llama", base, texts, out, student=STUDENT, steps=6)
     found = {"said": said, "seen": seen, "world": torch.distributed.get_world_size()}
     (Path(place) / f"{engine}_{rank}.json").write_text(json.dumps(found))
 

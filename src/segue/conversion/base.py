@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -102,6 +103,7 @@ def open_base(name: str) -> Base:
 def _loaded(kind: Any, place: str, options: dict[str, Any], asked: str) -> Any:
     """Load every weight, from safetensors or GGUF."""
     safe = {} if options else {"use_safetensors": True}
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # else only the first of several processes would get the weights
     model, found = kind.from_pretrained(place, dtype=torch.float32, output_loading_info=True, **safe, **options)
     if missing := sorted(found["missing_keys"]):
         hint = "give a complete model; a head that is to be trained first is trained without Segue."

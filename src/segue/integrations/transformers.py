@@ -55,9 +55,8 @@ class HandoverCallback(Driver, TrainerCallback):
         self.begin_(base_of(model))
         if is_peft(model):
             carry_students(model, self)
-        elif hasattr(model, "save_pretrained"):  # under the model's own names: Trainer loads no others
+        elif hasattr(model, "save_pretrained"):  # for good, under the model's own names: Trainer and Segue load no others
             model.save_pretrained = partial(model.save_pretrained, save_original_format=False)
-            self._undo.append(partial(delattr, model, "save_pretrained"))
         if self.has_aux_loss:
             hook = self.handover.model.register_forward_hook(self._add_aux_loss, with_kwargs=True)
             self._undo.append(hook.remove)
