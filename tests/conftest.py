@@ -1,12 +1,8 @@
-"""Shared by all tests: quiet threads, torchvision beside a CPU torch, and no network."""
+"""Shared by all tests: quiet threads and no network."""
 
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from segue.torchvision_cpu import declare_missing_operators
-
-declare_missing_operators()
-
-collect_ignore_glob = ["*conftest.py"]  # no doctests in them, and three files of one name cannot all be imported as modules
+import segue  # noqa: F401  before timm and transformers: makes torchvision import beside a CPU torch

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import segue
-from segue.conversion.tasks import NextToken
+from segue.convert.tasks import NextToken
 from segue.lab.models import quiet_transformers
 from segue.lab.tasks import Batches, InOrder
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from segue.calibration import padding_of
+from segue.core.calibrate import padding_of
 from segue.errors import HandoverError, MissingExtraError, PlanError
-from segue.integrations.adapters import base_of, carry_students, is_peft
-from segue.integrations.driving import KEY, Driver
+from segue.integrations.driver import KEY, Driver
+from segue.integrations.peft import base_of, carry_students, is_peft
 from segue.plan import Plan
 
 try:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from segue.data import Dataset
 from segue.errors import ConfigError, MissingExtraError
 from segue.lab.small_vit import VisionTransformer
-from segue.lab.sources import Dataset
-from segue.torchvision_cpu import declare_missing_operators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,6 @@ class Timm:
     head = "head.*"
 
     def __call__(self, data: Dataset, size: int | None, seed: int) -> nn.Module:
-        declare_missing_operators()
         try:
             import timm
         except ImportError:
@@ -100,7 +98,6 @@ class SentenceClassifier:
 
 def quiet_transformers(name: str) -> Any:
     """Import transformers, without its reports and progress bars."""
-    declare_missing_operators()
     try:
         import transformers
     except ImportError:

@@ -20,23 +20,23 @@ import torch
 from torch import nn
 
 import segue
-from segue import checkpoint
-from segue.batches import mapped
+from segue.checkpoint import state as checkpoint
+from segue.core.handover import Handover
 from segue.diagnostics.costs import Cost, cost
 from segue.diagnostics.recorder import Recorder
 from segue.errors import ConfigError
-from segue.evaluation import Evaluation
-from segue.handover import Handover
-from segue.lab import results
 from segue.lab.config import Run, config_hash, to_dict
 from segue.lab.drift import Drift
 from segue.lab.locks import locked
-from segue.lab.results import Point, Result, RunInfo, TrainInfo
 from segue.lab.tasks import Loaded
 from segue.lab.teachers import teacher_model
-from segue.launch import launched
+from segue.reporting import records as results
+from segue.reporting.records import Point, Result, RunInfo, TrainInfo
 from segue.sites import select
-from segue.training import Fit, fit
+from segue.training.batches import mapped
+from segue.training.distributed import launched
+from segue.training.evaluation import Evaluation
+from segue.training.fit import Fit, fit
 
 DRIFT_EXAMPLES = 64
 MINIBATCHES = 4  # of the training, for the variance of gradients

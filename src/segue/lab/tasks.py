@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from segue.data import Dataset, NoAugmentation, TextDataset, normalise
 from segue.errors import ConfigError
-from segue.evaluation import Classification
 from segue.lab.models import SentenceClassifier, SmallViT, Timm
-from segue.lab.sources import Dataset, NoAugmentation, TextDataset, normalise
 from segue.sites import Selector
+from segue.training.evaluation import Classification
 
 MORE_THAN_ANY = 1 << 40
 
