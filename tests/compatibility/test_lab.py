@@ -54,6 +54,7 @@ def test_results_are_read_with_every_number(lab):
     for result in found:
         written = json.loads((lab / "grid" / result.run_info.name / "result.json").read_text())
         points = written["train_info"].pop("points")
+        assert_agrees(written["run_info"].pop("config"), from_dict(result.run_info.config))
         assert_agrees(written["run_info"], result.run_info, "RunInfo")
         assert_agrees(written["train_info"], result.train_info, "TrainInfo")
         assert result.final == written["train_info"]["final"]["accuracy"]
