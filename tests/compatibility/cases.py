@@ -88,7 +88,7 @@ class OwnSchedule:
     def __call__(self, progress: float, site: segue.Site) -> float:
         return max(0.0, 1.0 - progress - 0.01 * self.seen)
 
-    def observe(self, progress: float, similarity: dict[str, float]) -> None:
+    def observe(self, progress: float, similarity: dict[str, Any]) -> None:
         self.seen += 1.0
 
     def state_dict(self) -> dict[str, Any]:

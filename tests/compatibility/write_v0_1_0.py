@@ -1,9 +1,9 @@
 """Write the files of version 0.1.0 that later versions must read.
 
 Command:  OMP_NUM_THREADS=1 python -m tests.compatibility.write_v0_1_0
-Runs with the code of commit bf6578f only, and is kept as the record of what it wrote; a quarter of a minute on one core. Clocks count
-calls, so times and speeds in the files mean nothing; memory, dates and paths are replaced by fixed ones and names in braces.
-It writes the same bytes again.
+Runs with the code of commit bf6578f only, and is kept as the record of what it wrote; a quarter of a minute on one core.
+It writes the same bytes again: clocks count calls, so times and speeds in the files mean nothing; memory and dates are
+replaced by fixed ones, paths by names in braces.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def savable_kinds() -> set[str]:
     """Return the kinds of settings that a plan can hold."""
     never = {"gates.Noise", "sites.Site", "students.Call", "students.Geometry", "students.Interface", "students.Projection"}
     found = set()
-    for room, module in plan.ROOMS.items():
+    for module in plan.ROOMS.values():
         for name, kind in vars(module).items():
             if dataclasses.is_dataclass(kind) and not name.startswith("_"):
                 found.add(f"{kind.__module__.split('.')[1]}.{name}")
@@ -246,15 +246,14 @@ def write_run_configs() -> None:
 def write_checkpoints() -> None:
     for name, made in (("running", cases.GUIDED), ("everything", cases.EVERYTHING), ("own", cases.own_plan())):
         seed_everything()
+        if name == "own":
+            made.schedule.observe(0.0, {})
         handover = segue.replace_(cases.Net().train(), made, total_steps=cases.TOTAL)
         optimizer = cases.optimizer_for(handover)
         cases.train(handover, optimizer, cases.STOP)
-        if name == "own":
-            made.schedule.observe(0.5, {})
         segue.save(handover, V0_1_0 / "checkpoints" / name, optimizer=optimizer)
         cases.train(handover, optimizer, cases.TOTAL - cases.STOP)
-        expected = {f"{site}/{key}": x for site, seam in handover.seams.items() for key, x in seam.student.state_dict().items()}
-        write_tensors({**expected, "head": handover.model.head.weight}, V0_1_0 / "checkpoints" / f"{name}.safetensors")
+        write_tensors(handover.finalize_().state_dict(), V0_1_0 / "checkpoints" / f"{name}.safetensors")
     seed_everything()
     handover = segue.replace_(cases.Net().train(), cases.GUIDED, total_steps=cases.TOTAL)
     cases.train(handover, cases.optimizer_for(handover), cases.TOTAL)
@@ -264,7 +263,7 @@ def write_checkpoints() -> None:
         write_tensors({"output": model.eval()(cases.batch(99)[0])}, V0_1_0 / "checkpoints" / "finalized.safetensors")
 
 
-class Stopped(Exception):
+class StopError(Exception):
     """What ends a training right after a checkpoint."""
 
 
@@ -277,13 +276,13 @@ def stopped_at(step: int) -> Any:
             def save(self: Any) -> None:
                 plain(self)
                 if self.done == step:
-                    raise Stopped
+                    raise StopError
 
             training._Training._save = save
 
         def __exit__(self, kind: Any, *_: Any) -> bool:
             training._Training._save = plain
-            assert kind is Stopped, kind
+            assert kind is StopError, kind
             return True
 
     return Patched()
@@ -305,13 +304,8 @@ def write_fits() -> None:
         only_latest(folder / "checkpoints")
         with TemporaryDirectory() as elsewhere:
             fitted = cases.fit(name, Path(elsewhere))
-        write_tensors(students_of(fitted.model), V0_1_0 / "fits" / f"{name}.safetensors")
-
-
-def students_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights of a trained model, without teachers and seams, by names that do not depend on the seam."""
-    state = model.state_dict()
-    return {name.replace(".student.", "."): x for name, x in state.items() if ".teacher." not in name and "weight_" not in name}
+        model = fitted.model if fitted.handover is None else fitted.handover.finalize_()
+        write_tensors(model.state_dict(), V0_1_0 / "fits" / f"{name}.safetensors")
 
 
 def write_lab() -> None:
@@ -354,7 +348,7 @@ def write_conversions() -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder = V0_1_0 / "conversions"
-    words = "<pad> <end> zero one two three four five six seven eight nine".split()
+    words = ["<pad>", "<end>", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     marks = {"pad_token": "<pad>", "eos_token": "<end>", "unk_token": "<pad>"}
