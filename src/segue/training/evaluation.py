@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from segue.core.handover import Handover
-from segue.core.surgery import evaluating
+from segue.core.modes import evaluating
 from segue.similarity import Similarity
 from segue.training.batches import mapped, part_for, size
 
