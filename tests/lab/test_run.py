@@ -17,7 +17,7 @@ from segue.lab.run import commit, is_finished, run, run_alone
 from segue.lab.teachers import teacher_model
 from segue.reporting import records as results
 from segue.training.recipe import Recipe
-from segue.training.signals import Interruption
+from segue.training.resume import Interruption
 from tests.helpers import tiny_runs
 from tests.helpers.tiny_runs import TASK, TEACHER, config
 

@@ -120,6 +120,12 @@ def detached(tree: Any) -> Any:
     return tree
 
 
+def padding_mask(batch: Any) -> Tensor | None:
+    """Return the `attention_mask` of a batch of keyword arguments, 1 where a token counts; None where it has none."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
 def fork_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Give the teacher caches of its own.
 

@@ -49,12 +49,6 @@ def calibrate(
     return {listener.seam.site.name: listener.fit(method.ridge) for listener in listeners}
 
 
-def padding_of(batch: Any) -> Tensor | None:
-    """Find the padding mask in a batch of keyword arguments."""
-    mask = batch.get("attention_mask") if hasattr(batch, "get") else None
-    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
-
-
 class _Listener:
     """Ask a student what its teacher is asked, and sum up what its last linear map got and should have given."""
 

@@ -15,7 +15,8 @@ from torch.utils.hooks import RemovableHandle
 
 from segue.core import surgery
 from segue.core.auxiliary import AuxiliaryLosses
-from segue.core.calibrate import Fitted, calibrate, padding_of
+from segue.core.blending import padding_mask
+from segue.core.calibrate import Fitted, calibrate
 from segue.core.optimizer_watch import OptimizerWatch
 from segue.core.seam import Seam, View, Watch
 from segue.core.shortening import finished_name, shorten_
@@ -367,7 +368,7 @@ class Handover:
         batches: Iterable[Any],
         method: LeastSquares | None = None,
         *,
-        mask: Callable[[Any], Tensor | None] = padding_of,
+        mask: Callable[[Any], Tensor | None] = padding_mask,
     ) -> dict[str, Fitted]:
         """Fit the students' output projections to their teachers on a few batches before training, in closed form.
 
