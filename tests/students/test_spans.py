@@ -288,7 +288,7 @@ def test_compiled_as_one_graph():
         (segue.Span("blocks", every=3), "It has 4, of which 4 are meant"),
         (segue.Span("blocks", every=1), "not a number of whole groups of at least 2"),
         (segue.Span("blocks", first=3, last=4), "It has 4"),
-        ([segue.Span("blocks"), "blocks.1.attn"], "one lies inside the other"),
+        ([segue.Span("blocks"), "blocks.1.attn"], "one is inside the other"),
     ],
 )
 def test_what_a_span_cannot_be(span, says):
