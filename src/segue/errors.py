@@ -4,6 +4,7 @@ from __future__ import annotations
 
 NEAR = 0.6  # the likeness, from 0 to 1, from which a name is offered as a correction
 SHORTEST_PART = 3  # the fewest letters that are looked for inside names
+FEW = 5  # so many names are listed even if none is near
 
 
 class SegueError(Exception):
@@ -86,6 +87,8 @@ def nearest(asked: str, names: list[str], most: int = 3) -> str:
     found = [name for name in names if wanted and name.lower().startswith(wanted)]
     found = found or [name for name in names if len(wanted) >= SHORTEST_PART and wanted in name.lower()]
     found = found or [name for name in names if likeness(name) >= NEAR]
-    if not found:
+    if not found and len(names) > FEW:
         return f"None of the {len(names)} names is similar."
+    if not found:
+        return f"The only names are: {', '.join(names)}."
     return f"Nearest names: {', '.join(sorted(found, key=likeness, reverse=True)[:most])}."

@@ -51,4 +51,8 @@ def test_a_part_of_a_name_comes_before_its_spelling():
     assert nearest("attn", names) == "Nearest names: blocks.0.attn, blocks.1.attn."
     assert nearest("atten", names, most=1) == "Nearest names: attend."
     assert nearest("at", ["flat", "hat"]) == "Nearest names: hat, flat."  # two letters are too few to look for inside names
+
+
+def test_a_few_names_are_listed_even_if_none_is_near():
+    assert nearest("label", ["sentence", "target"]) == "The only names are: sentence, target."
     assert nearest("x", []) == "There are no names to choose from."
