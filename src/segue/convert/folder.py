@@ -22,7 +22,7 @@ from segue.convert.data import Data
 from segue.core.tensor_files import full
 from segue.plan import Plan
 from segue.reporting.records import write_json
-from segue.schedules import share
+from segue.schedules import alpha_at
 from segue.training.distributed import Processes
 from segue.training.evaluation import Evaluator
 from segue.training.fit import Fit
@@ -143,7 +143,7 @@ def _alphas(told: Told) -> list[float]:
     """Return the teacher's mean share at every step."""
     assert told.trained.handover is not None
     sites, total = told.trained.handover.sites, told.trained.total_steps
-    return [sum(share(told.plan.schedule, step / total, site) for site in sites) / len(sites) for step in range(total + 1)]
+    return [sum(alpha_at(told.plan.schedule, step / total, site) for site in sites) / len(sites) for step in range(total + 1)]
 
 
 def _speed(told: Told, models: dict[str, Any]) -> dict[str, Any]:

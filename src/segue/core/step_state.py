@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from segue.errors import PlanError
 from segue.gates import Noise
-from segue.losses import strength
+from segue.losses import weight_at
 from segue.plan import Plan
-from segue.schedules import is_hold, share
+from segue.schedules import alpha_at, is_hold
 from segue.sites import Site
 
 LOOK_AHEAD = 10_000  # at most this many later steps are asked whether they need a teacher
@@ -49,7 +49,7 @@ class StepState:
 def step_state(plan: Plan, sites: list[Site], step: int, total: int | None) -> StepState:
     """Ask schedule, gate and losses about a step; change nothing, and refuse values that make no sense."""
     progress = progress_at(step, total)
-    distill = 0.0 if plan.distill is None else strength(plan.distill, progress, sites[0])
+    distill = 0.0 if plan.distill is None else weight_at(plan.distill, progress, sites[0])
     return StepState({site.name: _at(plan, site, step, progress) for site in sites}, distill)
 
 
@@ -72,12 +72,12 @@ def _ahead(step: int, total: int) -> Iterator[int]:
 
 
 def _at(plan: Plan, site: Site, step: int, progress: float) -> SiteState:
-    alpha = share(plan.schedule, progress, site)
+    alpha = alpha_at(plan.schedule, progress, site)
     return SiteState(
         alpha=alpha,
         weight=_weight(plan, alpha, Noise(plan.seed, step, site.name), site),
         mean=_weight(plan, alpha, None, site),
-        guidance=0.0 if plan.guidance is None else strength(plan.guidance, progress, site),
+        guidance=0.0 if plan.guidance is None else weight_at(plan.guidance, progress, site),
         hold=alpha == 1.0 and is_hold(plan.schedule, progress, site),
     )
 
