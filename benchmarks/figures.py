@@ -34,7 +34,7 @@ from benchmarks.trainees import (
     VIEW,
 )
 from segue.lab.report.figures import SETTINGS
-from segue.lab.report.palette import OWN, Look
+from segue.reporting.palette import OWN, Look
 
 WIDTH = 4.6  # inches: a column of the page
 DPI = 200

@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocat
 from benchmarks.decoding import STATIC
 from benchmarks.mixers import BOTH, CAUSAL, FORWARD, MB, PASSES, SOFTMAX, UNFUSED
 from benchmarks.timing import outer_place
-from segue.lab.report.palette import BLUE, CYAN, GREY, MAGENTA, ORANGE, RED, TEAL
+from segue.reporting.palette import BLUE, CYAN, GREY, MAGENTA, ORANGE, RED, TEAL
 
 WIDTH = 6.4  # inches: two panels with names beside them
 LINE = 0.105  # inches between two names

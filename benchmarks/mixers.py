@@ -24,9 +24,7 @@ from benchmarks.bars import Bar
 from benchmarks.settings import Settings
 from benchmarks.timing import Ratio, Step, rounds
 from segue.diagnostics.counting import PeakBytes, saved_bytes
-from segue.students.attention import Operator
-from segue.students.geometry import Geometry, Projection
-from segue.students.mixers import (
+from segue.students.attention.mixers import (
     Fourier,
     LinearAttention,
     Linformer,
@@ -35,6 +33,8 @@ from segue.students.mixers import (
     SlidingWindow,
     WindowedLinear,
 )
+from segue.students.attention.module import Operator
+from segue.students.attention.spec import Geometry, Projection
 
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 

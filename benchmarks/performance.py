@@ -34,7 +34,6 @@ from benchmarks import (
     whole_run,
 )
 from benchmarks.settings import MINUTES, SHARED, Settings, scaled, smoke
-from segue.torchvision_cpu import declare_missing_operators
 
 ROOT = Path(__file__).parent.parent
 MEASUREMENTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
@@ -54,7 +53,6 @@ MEASUREMENTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
 def main(arguments: list[str] | None = None) -> None:
     """Measure, save, draw and render."""
     options = _options(arguments)
-    declare_missing_operators()
     settings = smoke() if options.smoke else scaled(options.minutes)
     if options.threads:
         torch.set_num_threads(options.threads)

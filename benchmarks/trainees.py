@@ -19,7 +19,6 @@ from benchmarks.settings import Settings
 from benchmarks.timing import Step
 from segue.diagnostics.counting import flops
 from segue.schedules import Constant
-from segue.torchvision_cpu import declare_missing_operators
 
 Batch = tuple[Tensor, Tensor]
 Join = Callable[[nn.Module, nn.Module], nn.Module]
@@ -106,7 +105,6 @@ class Bench:
     """One original model and one batch; builds every trainee from copies of them."""
 
     def __init__(self, settings: Settings, batch: int, image: int | None = None, count: int | None = None) -> None:
-        declare_missing_operators()
         import timm
 
         torch.manual_seed(0)

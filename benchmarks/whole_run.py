@@ -19,7 +19,7 @@ from benchmarks.bars import Bar
 from benchmarks.settings import Settings
 from benchmarks.timing import DECIMALS, Ratio, timed
 from benchmarks.trainees import BLEND, BY_HAND, KL, TAKEOVER, TORCHDISTILL, Bench, Trainee
-from segue.moment import moment
+from segue.core.step_state import moment
 
 DCR = "DCR, aggr20"
 DCR_DFG = "DCR + DFG, aggr20"

@@ -13,9 +13,6 @@ from small_vit import batches, digits
 from torch.nn import functional as F
 
 import segue
-from segue.torchvision_cpu import declare_missing_operators
-
-declare_missing_operators()  # only where torchvision was built for another torch
 
 
 def sentences(images, labels):

@@ -6,13 +6,9 @@ import argparse
 import pathlib
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import segue
-from segue.torchvision_cpu import declare_missing_operators
-
-declare_missing_operators()  # only where torchvision was built for another torch
-
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 LENGTH = 128
 

@@ -15,9 +15,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 
 import segue
-from segue.torchvision_cpu import declare_missing_operators
 
-declare_missing_operators()  # only needed where torchvision stands beside a torch without CUDA
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 

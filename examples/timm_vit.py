@@ -15,10 +15,7 @@ import torch
 from sklearn.datasets import load_sample_images
 from torch.nn import functional as F
 
-import segue
-from segue.torchvision_cpu import declare_missing_operators
-
-declare_missing_operators()  # only where torchvision was built for another torch
+import segue  # before timm: it lets timm import where torch has no CUDA
 
 
 def pretrained(name: str) -> torch.nn.Module:

@@ -1,12 +1,15 @@
-"""Shared by all tests: quiet threads, torchvision beside a CPU torch, and no network."""
+"""Shared by all tests: quiet threads and no network."""
 
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from segue.torchvision_cpu import declare_missing_operators
+import segue  # noqa: F401  before timm and transformers: makes torchvision import beside a CPU torch
 
-declare_missing_operators()
 
-collect_ignore_glob = ["*conftest.py"]  # no doctests in them, and three files of one name cannot all be imported as modules
+def pytest_terminal_summary(terminalreporter):
+    """Print the figures that tests measured about the project itself, such as the length of the README."""
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, ())]
+    for figure in sorted({value for report in reports for name, value in report.user_properties if name == "figure"}):
+        terminalreporter.write_line(figure)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from segue.lab import scales, variants
+from segue.lab import presets as scales
+from segue.lab import variants
 from segue.lab.config import Run
 
 METHODS = ("student_only", "distillation", "dcr_dfg")

@@ -7,7 +7,8 @@ Expected: not known; it has not been run as a whole.
 
 from __future__ import annotations
 
-from segue.lab import scales, variants
+from segue.lab import presets as scales
+from segue.lab import variants
 from segue.lab.config import Run
 
 

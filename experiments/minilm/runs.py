@@ -7,7 +7,8 @@ Expected: teacher 81.9 %; every method ends between 73.6 and 75.4 %, and three s
 
 from __future__ import annotations
 
-from segue.lab import scales, variants
+from segue.lab import presets as scales
+from segue.lab import variants
 from segue.lab.config import Run
 
 

@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Literal
 
 from segue.errors import ConfigError
-from segue.lab import scales, variants
+from segue.lab import presets as scales
+from segue.lab import variants
 from segue.lab.config import Run, Stage
 from segue.lab.models import SmallViT
-from segue.lab.scales import Scale
-from segue.recipe import Recipe
+from segue.lab.presets import Scale
 from segue.sites import Span
 from segue.students import (
     Fourier,
@@ -32,6 +32,7 @@ from segue.students import (
     WindowedLinear,
 )
 from segue.students.spans import OneLayer
+from segue.training.recipe import Recipe
 
 ATTENTION = "**.attention.self"  # of BERT and its kind: an operator reads the whole module
 METHODS = ("student_only", "distillation", "dcr", "dcr_dfg", "lolcats")

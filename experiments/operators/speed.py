@@ -28,8 +28,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from segue.diagnostics.counting import flops
 from segue.lab.report.speed import FILE, FORMAT, Faster
-from segue.lab.results import write_json
 from segue.lab.small_vit import Attention
+from segue.reporting.records import write_json
 from segue.sites import Site
 from segue.students import (
     Fourier,

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from segue.lab import scales, variants
+from segue.lab import presets as scales
+from segue.lab import variants
 from segue.lab.config import Run
 
 

@@ -8,7 +8,8 @@ Expected: teacher 87.3 %. DCR + DFG and Gumbel + DFG end best and cannot be told
 
 from __future__ import annotations
 
-from segue.lab import scales, variants
+from segue.lab import presets as scales
+from segue.lab import variants
 from segue.lab.config import Run
 
 SHARES = {"100 % of the data": 1.0, "2 % of the data": 0.02}

@@ -8,7 +8,8 @@ Judged on 2,000 training images held out; the test part is not looked at.
 
 from __future__ import annotations
 
-from segue.lab import scales, variants
+from segue.lab import presets as scales
+from segue.lab import variants
 from segue.lab.config import Run
 
 

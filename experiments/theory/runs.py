@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from segue.diagnostics.recorder import MEASURES
-from segue.lab import scales, variants
+from segue.lab import presets as scales
+from segue.lab import variants
 from segue.lab.config import Run
 
 LOOKS = (0.02, 0.05, 0.1, 0.15, 0.18, 0.25, 1.0)  # of the run; teachers leave at 0.2

@@ -16,7 +16,7 @@ import torch
 import segue
 from segue.diagnostics import curvature_bias, gate_gradient_variance, law_of, loss_path
 from segue.gates import Bernoulli, Blend, GumbelSoftmax
-from segue.lab import scales
+from segue.lab import presets as scales
 from segue.lab.teachers import teacher_model
 
 GATES = {"Blend": Blend(), "Bernoulli": Bernoulli(), "GumbelSoftmax": GumbelSoftmax()}

@@ -1,21 +1,22 @@
 """Segue: replace modules inside a pretrained PyTorch model without breaking it."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from segue import errors, gates, losses, methods, schedules, similarity, students
-from segue.checkpoint import load_, save
-from segue.errors import SegueError, SegueWarning
-from segue.handover import Handover, replace_
-from segue.plan import Plan
-from segue.sites import Site, Span, select
+from segue.core.torchvision_cpu import prepare_for_torchvision
 
 if TYPE_CHECKING:
-    from segue import diagnostics
+    from segue import diagnostics, errors, gates, losses, methods, schedules, similarity, students
+    from segue.checkpoint import load_, save
+    from segue.convert.pretrained import from_pretrained
+    from segue.core.handover import Handover, replace_
     from segue.diagnostics.costs import cost
-    from segue.evaluation import Classification
-    from segue.pretrained import from_pretrained
-    from segue.recipe import Recipe
-    from segue.training import fit
+    from segue.errors import SegueError, SegueWarning
+    from segue.plan import Plan
+    from segue.sites import Site, Span, select
+    from segue.training.evaluation import Classification
+    from segue.training.fit import fit
+    from segue.training.recipe import Recipe
 
 __version__ = "0.1.0"
 
@@ -45,20 +46,38 @@ __all__ = [
     "students",
 ]
 
-_WHEN_ASKED = {  # who writes a loop needs none of them
-    "fit": "training",
-    "Recipe": "recipe",
-    "from_pretrained": "pretrained",
-    "Classification": "evaluation",
+# Names are imported when they are first used, so that `segue --help` does not wait for torch.
+_MODULE_OF = {
+    "Classification": "training.evaluation",
+    "Handover": "core.handover",
+    "Plan": "plan",
+    "Recipe": "training.recipe",
+    "SegueError": "errors",
+    "SegueWarning": "errors",
+    "Site": "sites",
+    "Span": "sites",
     "cost": "diagnostics.costs",
-    "diagnostics": "diagnostics",
+    "fit": "training.fit",
+    "from_pretrained": "convert.pretrained",
+    "load_": "checkpoint",
+    "replace_": "core.handover",
+    "save": "checkpoint",
+    "select": "sites",
 }
+
+prepare_for_torchvision()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHEN_ASKED:
+    if name in _MODULE_OF:
+        value = getattr(import_module(f"segue.{_MODULE_OF[name]}"), name)
+    elif name in __all__:
+        value = import_module(f"segue.{name}")
+    else:
         raise AttributeError(f"module 'segue' has no attribute {name!r}")
-    from importlib import import_module
+    globals()[name] = value
+    return value
 
-    module = import_module(f"segue.{_WHEN_ASKED[name]}")
-    return module if module.__name__ == f"segue.{name}" else getattr(module, name)
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -6,14 +6,15 @@ import math
 
 import pytest
 import torch
-from students import cases, tiny_attention  # noqa: F401  the latter teaches Segue the attention of tiny.Net
-from tiny import SITES, Net, batch, constant, optimizer_for, same_bits, same_state, start, train
 
 import segue
 from segue import gates, losses, schedules, students
 from segue.gates import Noise
 from segue.plan import decode, encode
 from segue.sites import Site
+from tests.helpers.tiny import SITES, Net, batch, constant, optimizer_for, same_bits, same_state, start, train
+from tests.students import cases
+from tests.students.attention import tiny_attention  # noqa: F401  registers the attention of tiny.Net
 
 REQUIRED = {
     schedules.Piecewise: {"points": ((0.0, 1.0), (0.5, 0.0))},

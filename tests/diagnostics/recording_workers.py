@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fit_cases import CountedBatches, Fresh
-from tiny import SITES, Net, batch
 
 import segue
 from segue.diagnostics import Recorder
-from segue.evaluation import Classification
+from segue.training.evaluation import Classification
+from tests.helpers.tiny import SITES, Net, batch
+from tests.training.fit_cases import CountedBatches, Fresh
 
 WORLD = 2
 ENGINES = ("ddp", "fsdp2")

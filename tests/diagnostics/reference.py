@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import models
 import numpy as np
 import timm
 import torch
@@ -22,6 +21,7 @@ from torch.nn import functional as F
 
 import segue
 from segue.lab.small_vit import VisionTransformer
+from tests.helpers import models
 
 Loss = Callable[[nn.Module, Any], Tensor]
 SITES = "blocks.*.attn"

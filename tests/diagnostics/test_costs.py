@@ -5,11 +5,8 @@ import json
 import math
 import warnings
 
-import models
 import pytest
 import torch
-from fit_cases import CountedBatches
-from tiny import SITES, Net, same_state
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,11 +15,14 @@ import segue
 from segue.diagnostics.costs import Cost, Phase, cost
 from segue.diagnostics.counting import saved_bytes
 from segue.errors import PlanError, SegueWarning
-from segue.evaluation import Classification
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.lab.small_vit import VisionTransformer
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.schedules import Constant, Linear
+from segue.training.evaluation import Classification
+from tests.helpers import models
+from tests.helpers.tiny import SITES, Net, same_state
+from tests.training.fit_cases import CountedBatches
 
 TOTAL = 20
 METHODS = segue.methods

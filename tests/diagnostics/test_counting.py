@@ -5,8 +5,6 @@ import warnings
 
 import pytest
 import torch
-from fit_cases import CountedBatches
-from tiny import SITES, Net
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,8 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import segue
 from segue.diagnostics.counting import PeakBytes, StepCosts, flops, module_flops, saved_bytes
 from segue.errors import SegueWarning
-from segue.evaluation import Classification
-from segue.recipe import Recipe
+from segue.training.evaluation import Classification
+from segue.training.recipe import Recipe
+from tests.helpers.tiny import SITES, Net
+from tests.training.fit_cases import CountedBatches
 
 TOTAL = 10  # aggr20 takes over at step 2, halo at 3, lolcats at 5
 CHOSEN = (0, 1, 6)

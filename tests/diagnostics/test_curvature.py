@@ -3,11 +3,8 @@
 import copy
 import math
 
-import models
 import pytest
-import reference
 import torch
-from reference import ThreeWeights
 from torch.autograd.functional import hessian
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -15,6 +12,9 @@ from segue.diagnostics import curvature_bias
 from segue.diagnostics.curvature import largest_curvature
 from segue.errors import DataError, HandoverError, PlanError, SiteError
 from segue.gates import Bernoulli, Blend, GumbelSoftmax
+from tests.diagnostics import reference
+from tests.diagnostics.reference import ThreeWeights
+from tests.helpers import models
 
 
 def measured(of, alpha=0.5, **settings):

@@ -3,12 +3,9 @@
 import math
 import statistics
 
-import models
 import numpy as np
 import pytest
-import reference
 import torch
-from reference import Silent, ThreeWeights, parts, square, variance
 from torch import nn
 
 from segue.diagnostics import gate_gradient_variance
@@ -16,6 +13,9 @@ from segue.diagnostics.gradient_variance import Slope, Variance
 from segue.errors import DataError, HandoverError, PlanError, SiteError
 from segue.gates import Bernoulli, Blend, GumbelSoftmax
 from segue.schedules import Constant, Linear, PerSite, Staggered
+from tests.diagnostics import reference
+from tests.diagnostics.reference import Silent, ThreeWeights, parts, square, variance
+from tests.helpers import models
 
 ROUNDING = 1e-12  # relative, of sums in float64
 MODELS = {"small ViT": reference.vit, "timm test_vit": reference.timm_vit, "BERT": reference.bert}

@@ -3,14 +3,14 @@
 import copy
 
 import pytest
-import reference
 import torch
-from test_curvature import quartic
 
 from segue.diagnostics import loss_path
 from segue.errors import DataError, PlanError, SiteError
 from segue.gates import Bernoulli, Blend, GumbelSoftmax
 from segue.schedules import Linear, Staggered
+from tests.diagnostics import reference
+from tests.diagnostics.test_curvature import quartic
 
 
 def measured(of, alpha=0.5, **settings):

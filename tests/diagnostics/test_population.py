@@ -1,11 +1,11 @@
 """What a measurement looks at: sites by pattern, minibatches once."""
 
 import pytest
-import reference
 import torch
 
 from segue.diagnostics.population import chosen_sites, fixed_batches
 from segue.errors import DataError, SiteError
+from tests.diagnostics import reference
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,17 @@
 from dataclasses import fields
 
 import pytest
-import recording_workers
 import torch
-from tiny import SITES, batch, start, train
 from torch.nn import functional as F
 
 import segue
 from segue.diagnostics import Recorder, curvature_bias, gate_gradient_variance, loss_path
 from segue.errors import DataError, PlanError, SiteError
 from segue.gates import Bernoulli, Blend
-from segue.lab.results import Point
+from segue.reporting.records import Point
 from segue.schedules import Constant, Linear
+from tests.diagnostics import recording_workers
+from tests.helpers.tiny import SITES, batch, start, train
 
 BATCHES = [batch(50, size=5), batch(51, size=5)]
 QUICK = {"draws": 4, "points": 2, "iterations": 2, "examples": 3}

@@ -1,16 +1,16 @@
 """The tail: the loss by what a site returns, against models put together by hand."""
 
-import models
 import pytest
-import reference
 import torch
-from test_curvature import quartic, whole_hessian
 from torch import nn
 
 import segue
 from segue.diagnostics.tail import tails
 from segue.errors import HandoverError
 from segue.gates import Bernoulli
+from tests.diagnostics import reference
+from tests.diagnostics.test_curvature import quartic, whole_hessian
+from tests.helpers import models
 
 
 @pytest.mark.parametrize("make", [reference.vit, reference.bert, lambda **s: reference.narrow(quartic, **s)])

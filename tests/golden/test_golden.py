@@ -1,15 +1,15 @@
 """Golden curves: the losses of every method, so that a refactoring that changes the numbers is noticed.
 
-Write them anew, on purpose only: PYTHONPATH=tests python tests/golden/test_golden.py
+Write them anew, on purpose only: python -m tests.golden.test_golden
 """
 
 import json
 from pathlib import Path
 
 import pytest
-from tiny import SITES, optimizer_for, start, train
 
 import segue
+from tests.helpers.tiny import SITES, optimizer_for, start, train
 
 CURVES = Path(__file__).parent / "curves.json"
 

@@ -12,7 +12,6 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from tiny import SITES, Net, batch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,6 +20,7 @@ import segue
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.schedules import Constant, Linear
+from tests.helpers.tiny import SITES, Net, batch
 
 EPOCHS, STEPS = 4, 12  # ten batches an epoch, four to a step
 RESUMED = (0, 2, 3)  # in the blend, after takeover, and at the end

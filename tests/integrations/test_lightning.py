@@ -3,9 +3,6 @@
 import lightning
 import pytest
 import torch
-from fit_cases import Fresh
-from small_modules import CASES, RESUMED, STEPS, HandoverCallback, Module, fit, go_on, loader, plan, train
-from tiny import Net, same_state
 from torch.nn import functional as F
 
 import segue
@@ -13,6 +10,9 @@ from segue.errors import CheckpointError, HandoverError, SegueWarning
 from segue.gates import GumbelSoftmax
 from segue.losses import LogitDistillation
 from segue.schedules import Constant
+from tests.helpers.tiny import Net, same_state
+from tests.integrations.small_modules import CASES, RESUMED, STEPS, HandoverCallback, Module, fit, go_on, loader, plan, train
+from tests.training.fit_cases import Fresh
 
 
 def test_a_stock_trainer_hands_over_and_leaves_a_plain_model(tmp_path):

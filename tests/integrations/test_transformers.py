@@ -7,8 +7,16 @@ import socket
 import pytest
 import torch
 import transformers
-from fit_cases import Fresh
-from small_trainers import (
+from torch.utils.data import DataLoader
+
+import segue
+from segue.errors import CheckpointError, HandoverError, PlanError, SegueWarning
+from segue.gates import GumbelSoftmax
+from segue.integrations.transformers import HandoverCallback
+from segue.losses import LogitDistillation
+from segue.schedules import Constant
+from tests.helpers.tiny import same_state
+from tests.integrations.small_trainers import (
     CASES,
     STEPS,
     Plain,
@@ -24,15 +32,7 @@ from small_trainers import (
     train_as_rank,
     with_lora,
 )
-from tiny import same_state
-from torch.utils.data import DataLoader
-
-import segue
-from segue.errors import CheckpointError, HandoverError, PlanError, SegueWarning
-from segue.gates import GumbelSoftmax
-from segue.integrations.transformers import HandoverCallback
-from segue.losses import LogitDistillation
-from segue.schedules import Constant
+from tests.training.fit_cases import Fresh
 
 
 def test_a_stock_trainer_hands_over_and_leaves_a_plain_model_with_its_record(tmp_path):
@@ -160,7 +160,7 @@ def test_a_model_saved_in_the_middle_holds_both_sides(tmp_path):
 
     trainer, _ = made(bert(), plan(), tmp_path, callbacks=[Save()])
     trainer.train()
-    saved = segue.tensor_files.read(tmp_path / "middle" / "model.safetensors")
+    saved = segue.core.tensor_files.read(tmp_path / "middle" / "model.safetensors")
     assert {"student", "teacher"} <= {part for name in saved for part in name.split(".")}
 
 

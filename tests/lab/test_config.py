@@ -6,17 +6,18 @@ import os
 from pathlib import Path
 
 import pytest
-import tiny_runs
-from fit_cases import Fresh
 
 import segue
+from segue.data import Crop, Digits, Npz
 from segue.errors import ConfigError, PlanError
-from segue.lab import scales, variants
+from segue.lab import presets as scales
+from segue.lab import variants
 from segue.lab.config import Stage, Teacher, changed, config_hash, from_dict, to_dict
 from segue.lab.models import SmallViT, Timm
-from segue.lab.sources import Crop, Digits, Npz
-from segue.recipe import Recipe
 from segue.students import Adapter
+from segue.training.recipe import Recipe
+from tests.helpers import tiny_runs
+from tests.training.fit_cases import Fresh
 
 SCALES = {
     "demo": scales.demo(),

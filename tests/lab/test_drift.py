@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from tiny import SITES, Net, batch
 
 import segue
-from segue.evaluation import Classification
 from segue.lab.drift import Drift, block_of
-from segue.recipe import Recipe
 from segue.sites import select
+from segue.training.evaluation import Classification
+from segue.training.recipe import Recipe
+from tests.helpers.tiny import SITES, Net, batch
 
 EXAMPLE = batch(7)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from fit_cases import Fresh
 
-from segue.checkpoint import saved_step
+from segue.checkpoint.state import saved_step
 from segue.errors import ConfigError, MissingExtraError
-from segue.lab import results
 from segue.lab.grid import Experiment, run_grid, run_named
+from segue.reporting import records as results
+from tests.training.fit_cases import Fresh
 
 WORKERS = 2
 THREADS = max(1, (os.cpu_count() or 1) // WORKERS)
@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from segue import methods
 from segue.lab.config import Run, Stage, Teacher
 from segue.lab.models import SmallViT
-from segue.lab.sources import Digits
+from segue.data import Digits
 from segue.lab.tasks import ImageTask
-from segue.recipe import Recipe
+from segue.training.recipe import Recipe
 from segue.students import Reinit
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from segue.lab import scales, variants
+from segue.data import Torchvision
+from segue.lab import presets as scales
+from segue.lab import variants
 from segue.lab.config import Teacher
 from segue.lab.models import Timm
 from segue.lab.run import run
-from segue.lab.sources import Torchvision
 
 
 def write_cifar_100(folder: Path, train: int, test: int) -> None:

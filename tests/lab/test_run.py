@@ -6,20 +6,21 @@ import os
 import signal
 
 import pytest
-import tiny_runs
 import torch
-from tiny_runs import TASK, TEACHER, config
 from torch.nn import functional as F
 
 import segue
 from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
-from segue.interruption import Interruption
-from segue.lab import results
 from segue.lab.config import config_hash, from_dict, to_dict
-from segue.lab.run import commit, is_finished, run, run_alone
+from segue.lab.run import is_finished, run, run_alone
 from segue.lab.teachers import teacher_model
-from segue.recipe import Recipe
+from segue.reporting import records as results
+from segue.reporting.records import commit
+from segue.training.recipe import Recipe
+from segue.training.signals import Interruption
+from tests.helpers import tiny_runs
+from tests.helpers.tiny_runs import TASK, TEACHER, config
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +204,7 @@ def test_an_interrupted_run_has_the_result_of_an_undisturbed_one(name, finished,
     folder = place / f"interrupted {name}"
     with pytest.raises(SystemExit):
         run(stopping, folder)
-    assert segue.checkpoint.saved_step(folder / "checkpoints") == 6
+    assert segue.checkpoint.state.saved_step(folder / "checkpoints") == 6
     assert not (folder / "result.json").exists()
     (folder / "config.json").unlink()  # the same run but for the task that stops
     assert numbers(run(config(name), folder)) == numbers(finished[name])

@@ -6,15 +6,16 @@ from itertools import chain
 
 import pytest
 import torch
-from tiny_runs import TASK
 from torch.nn import functional as F
 
 import segue
+from segue.data import Crop, Digits, Tsv
 from segue.errors import ConfigError
 from segue.lab.models import SentenceClassifier, SmallViT
-from segue.lab.sources import Crop, Digits, Tsv
-from segue.lab.tasks import Batches, ImageTask, InOrder, SentenceTask
-from segue.recipe import Recipe
+from segue.lab.tasks import ImageTask, SentenceTask
+from segue.training.batches import Batches, InOrder
+from segue.training.recipe import Recipe
+from tests.helpers.tiny_runs import TASK
 
 
 def indices(chosen, generator):

@@ -7,14 +7,14 @@ import signal
 
 import pytest
 import torch
-from tiny import same_state
-from tiny_runs import HEAD, TASK, TEACHER, WHOLE
 
-from segue import tensor_files
+from segue.core import tensor_files
 from segue.errors import ConfigError, DataError, SegueError
 from segue.lab.config import Teacher, config_hash, to_dict
-from segue.lab.tasks import Batches
 from segue.lab.teachers import teacher_model
+from segue.training.batches import Batches
+from tests.helpers.tiny import same_state
+from tests.helpers.tiny_runs import HEAD, TASK, TEACHER, WHOLE
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Every operator and every family of attention, and which of them go together: the table of docs/operators.md.
 
-PYTHONPATH=tests python tests/students/cases.py    # writes the table into the page
+python -m tests.students.cases    # writes the table into the page
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    import conftest  # noqa: F401  torchvision beside a CPU torch
-
-import models
 import torch
 import transformers
-from models import CLASSES, VOCABULARY, WIDTH, Batch
 from torch import Tensor, nn
 
 import segue
 from segue.errors import SegueError
 from segue.students import Fourier, LinearAttention, Linformer, Nystrom, Performer, SlidingWindow, Softmax, WindowedLinear
-from segue.students.attention import Operator
+from segue.students.attention.module import Operator
+from tests.helpers import models
+from tests.helpers.models import CLASSES, VOCABULARY, WIDTH, Batch
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"

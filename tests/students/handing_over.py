@@ -8,11 +8,11 @@ from typing import Any
 
 import timm
 import torch
-from models import CLASSES, Batch, build
 from timm.layers import GluMlp, SwiGLU
 from torch import nn
 
 import segue
+from tests.helpers.models import CLASSES, Batch, build
 
 
 def timm_vit(mlp_layer: Any = None, **settings: Any) -> nn.Module:

@@ -2,8 +2,6 @@ import json
 
 import pytest
 import torch
-from handing_over import compiled_equals_eager, through_a_handover, timm_vit
-from models import bert, build, gpt2, hf_vit, images, llama, named_images, sentences, text
 from torch import nn
 from torch.nn import functional as F
 
@@ -12,6 +10,8 @@ from segue.errors import HandoverError, PlanError, SegueWarning, StudentError
 from segue.sites import Site
 from segue.students import ActivationSwap
 from segue.students.activations import ACTIVATIONS
+from tests.helpers.models import bert, build, gpt2, hf_vit, images, llama, named_images, sentences, text
+from tests.students.handing_over import compiled_equals_eager, through_a_handover, timm_vit
 
 SITE = Site("here")
 CASES = {

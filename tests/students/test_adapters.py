@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from models import build, mlp, rows
 from torch import nn
 
 import segue
 from segue.errors import PlanError, StudentError
 from segue.students import Adapter
 from segue.students.adapters import Adapted
+from tests.helpers.models import build, mlp, rows
 
 
 def narrow(teacher, site):

@@ -2,8 +2,6 @@ import json
 
 import pytest
 import torch
-from handing_over import compiled_equals_eager, through_a_handover, timm_glu, timm_swiglu, timm_vit
-from models import bert, build, gpt2, hf_vit, images, llama, named_images, sentences, text
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -12,6 +10,8 @@ from segue.errors import PlanError, StudentError
 from segue.sites import Site
 from segue.students import CopyMatching, Kaiming, LowRankMlp, TruncatedSvd
 from segue.students.low_rank import LowRankLinear
+from tests.helpers.models import bert, build, gpt2, hf_vit, images, llama, named_images, sentences, text
+from tests.students.handing_over import compiled_equals_eager, through_a_handover, timm_glu, timm_swiglu, timm_vit
 
 SITE = Site("here")
 CASES = {

@@ -2,8 +2,6 @@ import json
 
 import pytest
 import torch
-from handing_over import compiled_equals_eager, through_a_handover, timm_glu, timm_swiglu, timm_vit
-from models import WIDTH, bert, build, gpt2, hf_vit, images, llama, named_images, scramble_, text
 from timm.layers import GluMlp, Mlp, SwiGLU, SwiGLUPacked
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,6 +11,8 @@ from segue.errors import PlanError, StudentError
 from segue.sites import Site
 from segue.students import CopyMatching, GatedMlp, Kaiming, NarrowMlp, Net2Net, WideMlp
 from segue.students.mlp import SwiGlu, hidden_layer
+from tests.helpers.models import WIDTH, bert, build, gpt2, hf_vit, images, llama, named_images, scramble_, text
+from tests.students.handing_over import compiled_equals_eager, through_a_handover, timm_glu, timm_swiglu, timm_vit
 
 SITE = Site("here")
 CASES = {

@@ -2,8 +2,6 @@ import json
 
 import pytest
 import torch
-from handing_over import compiled_equals_eager, through_a_handover, timm_vit
-from models import bert, build, hf_vit, images, named_images, padded_tokens, sentences, torch_encoder
 from timm.layers import LayerNorm, LayerNorm2d, LayerNormFp32
 from torch import Tensor, nn
 
@@ -11,6 +9,8 @@ import segue
 from segue.errors import StudentError
 from segue.sites import Site
 from segue.students import Kaiming, RmsNorm
+from tests.helpers.models import bert, build, hf_vit, images, named_images, padded_tokens, sentences, torch_encoder
+from tests.students.handing_over import compiled_equals_eager, through_a_handover, timm_vit
 
 SITE = Site("here")
 CASES = {

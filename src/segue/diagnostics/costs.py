@@ -13,18 +13,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from segue.amounts import flops, memory
+from segue.core.blending import tensors
+from segue.core.handover import Handover
+from segue.core.step_state import moment
+from segue.core.surgery import call_arguments
 from segue.diagnostics.counting import StepCosts
 from segue.errors import SegueWarning
-from segue.evaluation import LossFn
 from segue.gates import Blend
-from segue.handover import Handover
 from segue.losses import LogitDistillation
-from segue.moment import moment
-from segue.outputs import tensors
 from segue.plan import Plan
+from segue.reporting.formatting import flops, memory
 from segue.schedules import Constant
-from segue.surgery import call_arguments
+from segue.training.evaluation import LossFn
 
 HOLD, BLEND, TAKEOVER = "hold", "blend", "after takeover"
 HEADINGS = (
@@ -165,7 +165,7 @@ class Cost:
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw the operations of every step; needs matplotlib."""
-        from segue.diagnostics.pictures import draw_cost
+        from segue.diagnostics.figures import draw_cost
 
         return draw_cost(self, Path(path))
 

@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from segue.core.handover import replace_
+from segue.core.step_state import moment
+from segue.core.surgery import plain_attention
 from segue.errors import SegueWarning
-from segue.evaluation import LossFn, padding_mask
-from segue.handover import replace_
-from segue.moment import moment
 from segue.plan import Plan
-from segue.surgery import plain_attention
+from segue.training.evaluation import LossFn, padding_mask
 
 
 class Uncounted(TorchDispatchMode):

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from segue.amounts import significant
-from segue.diagnostics.chance import Law, law_of
+from segue.core.handover import Handover
+from segue.diagnostics.gate_distribution import Law, law_of
 from segue.diagnostics.population import chosen_sites, fixed_batches, shares
 from segue.diagnostics.tail import Tail, tails
 from segue.errors import PlanError
-from segue.evaluation import LossFn
 from segue.gates import Gate
-from segue.handover import Handover
+from segue.reporting.formatting import significant
+from segue.training.evaluation import LossFn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class CurvatureBias:
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw bias and bounds site by site; needs matplotlib."""
-        from segue.diagnostics.pictures import draw_curvature
+        from segue.diagnostics.figures import draw_curvature
 
         return draw_curvature(self, Path(path))
 

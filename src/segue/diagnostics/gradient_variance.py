@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from segue.amounts import significant
-from segue.diagnostics.chance import Law, law_of
+from segue.core.handover import Handover
+from segue.core.measuring import gradients, set_aside
+from segue.core.seam import View
+from segue.diagnostics.gate_distribution import Law, law_of
 from segue.diagnostics.moments import Estimate, Moments, standard_error
 from segue.diagnostics.population import chosen_sites, fixed_batches, shares
 from segue.errors import PlanError
-from segue.evaluation import LossFn
 from segue.gates import Gate, Noise
-from segue.handover import Handover
-from segue.measuring import gradients, set_aside
-from segue.seam import View
+from segue.reporting.formatting import significant
+from segue.training.evaluation import LossFn
 
 MOST_OUTCOMES = 4096  # twelve coins
 EXACT = "exact"
@@ -110,7 +110,7 @@ class GateGradientVariance:
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw both settings site by site, beside the paper's formula; needs matplotlib."""
-        from segue.diagnostics.pictures import draw_variance
+        from segue.diagnostics.figures import draw_variance
 
         return draw_variance(self, Path(path))
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from segue.amounts import significant
-from segue.diagnostics.chance import law_of
+from segue.core.handover import Handover
+from segue.diagnostics.gate_distribution import law_of
 from segue.diagnostics.population import chosen_sites, fixed_batches, shares
 from segue.diagnostics.tail import Tail, tails
 from segue.errors import PlanError
-from segue.evaluation import LossFn
-from segue.handover import Handover
+from segue.reporting.formatting import significant
+from segue.training.evaluation import LossFn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class LossPath:
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw the loss along the way at every site, and the rise beside its bound; needs matplotlib."""
-        from segue.diagnostics.pictures import draw_loss_path
+        from segue.diagnostics.figures import draw_loss_path
 
         return draw_loss_path(self, Path(path))
 

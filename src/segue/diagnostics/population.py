@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from segue.batches import mapped
+from segue.core.handover import Handover
 from segue.errors import DataError, SiteError, nearest
-from segue.handover import Handover
 from segue.sites import name_matches
+from segue.training.batches import mapped
 
 
 def chosen_sites(handover: Handover, patterns: str | Sequence[str] | None) -> list[str]:

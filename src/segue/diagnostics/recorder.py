@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from segue.batches import mapped, size
-from segue.diagnostics.chance import law_of
+from segue.core.handover import Handover
 from segue.diagnostics.curvature import curvature_bias
+from segue.diagnostics.gate_distribution import law_of
 from segue.diagnostics.gradient_variance import gate_gradient_variance
 from segue.diagnostics.loss_path import loss_path
 from segue.diagnostics.population import chosen_sites
 from segue.errors import PlanError, nearest
-from segue.evaluation import LossFn
-from segue.handover import Handover
+from segue.training.batches import mapped, size
+from segue.training.evaluation import LossFn
 
 VARIANCE, CURVATURE, PATH = "variance", "curvature", "path"
 MEASURES = (VARIANCE, CURVATURE, PATH)

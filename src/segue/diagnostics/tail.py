@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from segue.core.blending import first_floating, merge
+from segue.core.handover import Handover
+from segue.core.measuring import set_aside
+from segue.core.seam import View, Watch
 from segue.errors import HandoverError
-from segue.evaluation import LossFn
-from segue.handover import Handover
-from segue.measuring import set_aside
-from segue.outputs import first_floating, merge
-from segue.seam import View, Watch
+from segue.training.evaluation import LossFn
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from segue import randomness
-from segue.calibration import padding_of
+from segue.core import randomness
+from segue.core.calibrate import padding_of
 from segue.errors import HandoverError, MissingExtraError, SegueWarning
-from segue.integrations.driving import KEY, Driver
+from segue.integrations.driver import KEY, Driver
 from segue.plan import Plan
 
 try:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from segue.calibration import padding_of
+from segue.core.calibrate import padding_of
 from segue.errors import HandoverError, MissingExtraError, PlanError
-from segue.integrations.adapters import base_of, carry_students, is_peft
-from segue.integrations.driving import KEY, Driver
+from segue.integrations.driver import KEY, Driver
+from segue.integrations.peft import base_of, carry_students, is_peft
 from segue.plan import Plan
 
 try:
@@ -55,9 +55,8 @@ class HandoverCallback(Driver, TrainerCallback):
         self.begin_(base_of(model))
         if is_peft(model):
             carry_students(model, self)
-        elif hasattr(model, "save_pretrained"):  # under the model's own names: Trainer loads no others
+        elif hasattr(model, "save_pretrained"):  # for good, under the model's own names: Trainer and Segue load no others
             model.save_pretrained = partial(model.save_pretrained, save_original_format=False)
-            self._undo.append(partial(delattr, model, "save_pretrained"))
         if self.has_aux_loss:
             hook = self.handover.model.register_forward_hook(self._add_aux_loss, with_kwargs=True)
             self._undo.append(hook.remove)

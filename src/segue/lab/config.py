@@ -8,12 +8,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from segue import data as sources
 from segue.diagnostics.recorder import VARIANCE
 from segue.errors import ConfigError, nearest
-from segue.lab import models, sources, tasks
+from segue.lab import models, tasks
 from segue.lab.tasks import Task
 from segue.plan import Plan
-from segue.recipe import Recipe
+from segue.training.recipe import Recipe
 
 NAMES = ("experiment", "method", "label", "group")  # of a run for people; they do not change its numbers
 

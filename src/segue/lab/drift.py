@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from segue import similarity
-from segue.evaluation import LossFn, padding_mask
-from segue.handover import Handover
-from segue.outputs import first_floating
+from segue.core.blending import first_floating
+from segue.core.handover import Handover
+from segue.core.surgery import evaluating
 from segue.sites import Site
-from segue.surgery import evaluating
+from segue.training.evaluation import LossFn, padding_mask
 
 
 class Drift:

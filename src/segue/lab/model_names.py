@@ -15,7 +15,6 @@ from torch import nn
 
 from segue.errors import ConfigError, MissingExtraError, nearest
 from segue.lab.small_vit import VisionTransformer
-from segue.torchvision_cpu import declare_missing_operators
 
 KINDS = ("timm", "hf", "torchvision")
 
@@ -94,7 +93,6 @@ def _hugging_face(name: str) -> Callable[[], nn.Module]:
 def _imported(module: str, name: str, extra: str) -> Any:
     import importlib
 
-    declare_missing_operators()
     try:
         return importlib.import_module(module)
     except ImportError:

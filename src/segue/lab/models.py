@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from segue.data import Dataset
+from segue.data.extras import quiet_transformers
 from segue.errors import ConfigError, MissingExtraError
 from segue.lab.small_vit import VisionTransformer
-from segue.lab.sources import Dataset
-from segue.torchvision_cpu import declare_missing_operators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,6 @@ class Timm:
     head = "head.*"
 
     def __call__(self, data: Dataset, size: int | None, seed: int) -> nn.Module:
-        declare_missing_operators()
         try:
             import timm
         except ImportError:
@@ -96,18 +95,3 @@ class SentenceClassifier:
     def tokenizer(self) -> Any:
         """Return the encoder's own tokenizer."""
         return quiet_transformers(self.name).AutoTokenizer.from_pretrained(self.name)
-
-
-def quiet_transformers(name: str) -> Any:
-    """Import transformers, without its reports and progress bars."""
-    declare_missing_operators()
-    try:
-        import transformers
-    except ImportError:
-        raise MissingExtraError(
-            f"the Hugging Face model {name!r} was to be loaded.", "transformers is not installed.", "pip install segue[hf]"
-        ) from None
-    say: Any = transformers.utils.logging
-    say.set_verbosity_error()  # its report on the fresh head, which is meant to be fresh
-    say.disable_progress_bar()
-    return transformers

@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from segue import tensor_files
+from segue.core import tensor_files
 from segue.errors import ConfigError, DataError
 from segue.lab.config import Teacher, config_hash, to_dict
 from segue.lab.locks import locked
-from segue.lab.results import write_json
 from segue.lab.tasks import Loaded
-from segue.launch import launched
-from segue.training import fit
+from segue.reporting.records import write_json
+from segue.training.distributed import launched
+from segue.training.fit import fit
 
 
 def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded) -> tuple[nn.Module, dict[str, Any]]:

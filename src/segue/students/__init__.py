@@ -11,13 +11,8 @@ from torch import nn
 from segue.sites import Site
 from segue.students.activations import ActivationSwap
 from segue.students.adapters import Adapter
-from segue.students.geometry import Call, Geometry, Interface, Projection, projection, thirds
-from segue.students.initialisation import CopyMatching, Kaiming, Net2Net, TruncatedSvd
-from segue.students.interfaces import teach
-from segue.students.least_squares import LeastSquares
-from segue.students.library import Library
-from segue.students.low_rank import LowRankMlp
-from segue.students.mixers import (
+from segue.students.attention.layers import Library
+from segue.students.attention.mixers import (
     Fourier,
     LinearAttention,
     Linformer,
@@ -27,6 +22,11 @@ from segue.students.mixers import (
     Softmax,
     WindowedLinear,
 )
+from segue.students.attention.registry import teach
+from segue.students.attention.spec import Call, Geometry, Interface, Projection, projection, thirds
+from segue.students.initialisation import CopyMatching, Kaiming, Net2Net, TruncatedSvd
+from segue.students.least_squares import LeastSquares
+from segue.students.low_rank import LowRankMlp
 from segue.students.mlp import GatedMlp, NarrowMlp, WideMlp
 from segue.students.norms import RmsNorm
 from segue.students.reinit import Reinit

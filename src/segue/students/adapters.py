@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from segue.errors import HandoverError, StudentError
 from segue.sites import Site
-from segue.students.attention import positive
-from segue.students.geometry import is_transposed_linear, projection
+from segue.students.attention.module import positive
+from segue.students.attention.spec import is_transposed_linear, projection
 
 
 @dataclass(frozen=True, kw_only=True)

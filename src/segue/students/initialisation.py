@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.errors import StudentError
-from segue.students.geometry import Projection, is_transposed_linear
+from segue.students.attention.spec import Projection, is_transposed_linear
 
 LINEAR_MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

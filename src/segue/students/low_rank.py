@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from segue.errors import StudentError
 from segue.sites import Site
-from segue.students.attention import positive
-from segue.students.geometry import is_transposed_linear, projection
+from segue.students.attention.module import positive
+from segue.students.attention.spec import is_transposed_linear, projection
 from segue.students.initialisation import Initialisation, Original, TruncatedSvd
 from segue.students.reinit import copied
 

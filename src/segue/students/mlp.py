@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from segue.errors import PlanError, StudentError
 from segue.sites import Site
-from segue.students.geometry import Projection, is_transposed_linear, projection
+from segue.students.attention.spec import Projection, is_transposed_linear, projection
 from segue.students.initialisation import CopyMatching, Initialisation, Kaiming, Net2Net, Original
 from segue.students.low_rank import is_linear
 from segue.students.reinit import copied

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from segue.errors import StudentError
 from segue.sites import Site
-from segue.students.families import NotFused
+from segue.students.attention.families import NotFused
 from segue.students.initialisation import CopyMatching, Initialisation, Original
 
 

@@ -6,11 +6,10 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import saved_runs
-
 from segue import methods
 from segue.lab.config import to_dict
-from segue.lab.results import Point, Result
+from segue.reporting.records import Point, Result
+from tests.lab.report import saved_runs
 
 RANDOM = {"theseus": 1.0, "theseus_gumbel": 0.25, "gumbel_dfg": 0.3}  # gates, and the share of p (1 - p) that each has
 ALONE, TEACHER_PASS, TEACHER = 900.0, 300, 10  # operations: a step of students, a full teacher, one replaced module

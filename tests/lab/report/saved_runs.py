@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from segue.lab import results
-from segue.lab.results import Point, Result, RunInfo, TrainInfo
+from segue.reporting import records as results
+from segue.reporting.records import Point, Result, RunInfo, TrainInfo
 
 LABELS = {
     "student_only": "Student only",

@@ -10,13 +10,13 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from saved_runs import LABELS, grid, run
 
 from segue.errors import MissingExtraError
 from segue.lab.report import figures
-from segue.lab.report.palette import OWN, in_order, looks
 from segue.lab.report.summary import summarize
-from segue.lab.results import Point, Result
+from segue.reporting.palette import OWN, in_order, looks
+from segue.reporting.records import Point, Result
+from tests.lab.report.saved_runs import LABELS, grid, run
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib (pip install segue[lab])")
 

@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measured_runs import cost_of, with_cost
-from pages import NASTY, data_in
-from saved_runs import run, save
 
-from segue.amounts import NOTHING
 from segue.errors import ResultError
 from segue.lab.config import to_dict
 from segue.lab.report import figures, operator_figures, operator_words, operators, page, speed, tables
 from segue.lab.report.operators import Section, described, last_cosine, recovered
 from segue.lab.report.page_data import page_data
 from segue.lab.report.summary import summarize
-from segue.lab.results import Result
 from segue.plan import Plan
+from segue.reporting.formatting import NOTHING
+from segue.reporting.records import Result
 from segue.students import Fourier, LeastSquares, LinearAttention, Linformer, StudentFactory
+from tests.lab.report.measured_runs import cost_of, with_cost
+from tests.lab.report.pages import NASTY, data_in
+from tests.lab.report.saved_runs import run, save
 
 pytest.importorskip("matplotlib", reason="the report draws with matplotlib (pip install segue[lab])")
 
@@ -93,7 +93,7 @@ def speeds(**changes: Any) -> dict[str, Any]:
 def test_shares_and_intervals_are_those_of_the_files(tmp_path: Path):
     stats = pytest.importorskip("scipy.stats")
     save(runs_of(), tmp_path)
-    from segue.lab.results import read_all
+    from segue.reporting.records import read_all
 
     found = section_of(read_all(tmp_path))
     assert [one.name for one in found.operators] == ["Linformer", "Linear", "Fourier"]  # most recovered first

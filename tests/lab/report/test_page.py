@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import LONG, NASTY, data_in, has_lines, page_of
-from saved_runs import LABELS, grid, run, save
 
 from segue.errors import MissingExtraError, ResultError
 from segue.lab.report import figures
 from segue.lab.report import page as report
 from segue.lab.report.summary import summarize
+from tests.lab.report.pages import LONG, NASTY, data_in, has_lines, page_of
+from tests.lab.report.saved_runs import LABELS, grid, run, save
 
 pytest.importorskip("matplotlib", reason="the report draws with matplotlib (pip install segue[lab])")
 

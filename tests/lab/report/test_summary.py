@@ -10,14 +10,14 @@ import sys
 from dataclasses import replace
 
 import pytest
-from saved_runs import LABELS, grid, run, scored
 
-from segue.amounts import NOTHING
 from segue.lab.report import findings, summary, tables
 from segue.lab.report.curves import early_mean, gather
-from segue.lab.report.intervals import estimate, holm, paired_difference, t_quantile, t_tails
 from segue.lab.report.summary import area, held_from, summarize
-from segue.lab.results import Point, Result
+from segue.reporting.formatting import NOTHING
+from segue.reporting.records import Point, Result
+from segue.reporting.statistics import estimate, holm, paired_difference, t_quantile, t_tails
+from tests.lab.report.saved_runs import LABELS, grid, run, scored
 
 
 def changed(result: Result, **train: object) -> Result:

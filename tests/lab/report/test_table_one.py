@@ -9,19 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import measured_runs
 import pytest
-from measured_runs import cost_of, with_cost, with_points
-from saved_runs import run, save
 
-from segue.amounts import NOTHING
-from segue.lab import results
 from segue.lab.report import figures, paper_words, summary, tables
-from segue.lab.report.intervals import Estimate
-from segue.lab.report.palette import looks
 from segue.lab.report.summary import Group, summarize
 from segue.lab.report.table_one import TableOne, gate_share, matching, rebuilt, to_prediction, variance
-from segue.lab.results import Result
+from segue.reporting import records as results
+from segue.reporting.formatting import NOTHING
+from segue.reporting.palette import looks
+from segue.reporting.records import Result
+from segue.reporting.statistics import Estimate
+from tests.lab.report import measured_runs
+from tests.lab.report.measured_runs import cost_of, with_cost, with_points
+from tests.lab.report.saved_runs import run, save
 
 A, B = "blocks.0.attn", "blocks.1.attn"
 BARE: dict[str, Any] = {"looks": 4, "sites": 2, "epochs": 5}  # 100 steps

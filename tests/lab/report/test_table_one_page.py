@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import measured_runs
 import pytest
-from measured_runs import cost_of, measured, with_cost
-from pages import NASTY, data_in, has_lines, page_of
-from saved_runs import run
 
 from segue.lab.report.summary import summarize
-from segue.lab.results import Point, Result
+from segue.reporting.records import Point, Result
+from tests.lab.report import measured_runs
+from tests.lab.report.measured_runs import cost_of, measured, with_cost
+from tests.lab.report.pages import NASTY, data_in, has_lines, page_of
+from tests.lab.report.saved_runs import run
 
 pytest.importorskip("matplotlib", reason="the report draws with matplotlib (pip install segue[lab])")
 

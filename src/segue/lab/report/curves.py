@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from segue.lab.report.intervals import Estimate, estimate
-from segue.lab.results import Point, Result
+from segue.reporting.records import Point, Result
+from segue.reporting.statistics import Estimate, estimate
 
 BY_SITE = ("cosine", "relative_error", "gradient_norm", "drift_blend", "drift_students")
 SUMMED = ("gate_variance", "data_variance")  # variances of independent parts add up: over the sites they are one number

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from segue.amounts import significant
 from segue.errors import MissingExtraError
-from segue.lab.report.palette import Look, looks
 from segue.lab.report.panels import Panel, group_figures
 from segue.lab.report.summary import Group, Summary, summarize
 from segue.lab.report.tables import MARKS
-from segue.lab.report.wording import counted, listed, shortened
-from segue.lab.results import Result
+from segue.reporting.formatting import significant
+from segue.reporting.palette import Look, looks
+from segue.reporting.records import Result
+from segue.reporting.wording import counted, listed, shortened
 
 WIDTH = 3.3  # inches: a column of a two-column paper
 FAINT = (1, 1.6)  # dashes of a companion

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from segue.amounts import duration, flops, significant
 from segue.lab.report.curves import finite
-from segue.lab.report.wording import LONGEST, Scale, counted, listed, p_value, shortened
+from segue.reporting.formatting import duration, flops, significant
+from segue.reporting.wording import LONGEST, Scale, counted, listed, p_value, shortened
 
 if TYPE_CHECKING:
-    from segue.lab.report.intervals import Estimate
     from segue.lab.report.summary import Comparison, Group, Measure, Method, Summary
-    from segue.lab.results import Result
+    from segue.reporting.records import Result
+    from segue.reporting.statistics import Estimate
 
 ALPHA = 0.05
 MEASURE_NAMES: dict[Measure, str] = {"final": "final {score}", "area": "mean {score} over the run"}

@@ -9,14 +9,14 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-from segue.amounts import significant
 from segue.lab.report import figures
-from segue.lab.report.intervals import Estimate
 from segue.lab.report.operator_words import leads, operator_looks
 from segue.lab.report.operators import Section
-from segue.lab.report.palette import looks
 from segue.lab.report.speed import Speed
-from segue.lab.report.wording import shortened
+from segue.reporting.formatting import significant
+from segue.reporting.palette import looks
+from segue.reporting.statistics import Estimate
+from segue.reporting.wording import shortened
 
 NAMES = 1.05  # inches for the names of operators
 LINE, GAP = 0.085, 0.08  # inches per method, and between operators

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from segue.amounts import NOTHING, flops, significant
 from segue.lab.report import tables
 from segue.lab.report.findings import ALPHA, short
-from segue.lab.report.intervals import Estimate
 from segue.lab.report.operators import KINDS, Kind, Lead, Operator, Section, across
-from segue.lab.report.palette import COLOURS, MARKERS, Look
 from segue.lab.report.speed import Faster, Speed
-from segue.lab.report.wording import Scale, counted, listed, p_value
+from segue.reporting.formatting import NOTHING, flops, significant
+from segue.reporting.palette import COLOURS, MARKERS, Look
+from segue.reporting.statistics import Estimate
+from segue.reporting.wording import Scale, counted, listed, p_value
 
 SHARE = Scale(percent=True)
 COSINE = Scale(percent=False)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from segue.lab.report.curves import finite, over_sites
-from segue.lab.report.intervals import Difference, Estimate, estimate, holm, paired_difference
 from segue.lab.report.table_one import rebuilt
-from segue.lab.results import Result
+from segue.reporting.records import Result
+from segue.reporting.statistics import Difference, Estimate, estimate, holm, paired_difference
 
 if TYPE_CHECKING:
     from segue.lab.report.summary import Group, Method, Summary

@@ -14,7 +14,7 @@ from typing import Any
 from segue.lab.report import figures, operator_figures, operator_words, operators, speed
 from segue.lab.report.page_data import page_data
 from segue.lab.report.summary import csv, markdown, summarize
-from segue.lab.results import read_all
+from segue.reporting.records import read_all
 
 SCRIPTS = ("chart.js", "page.js")
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from segue.amounts import duration, flops, memory, significant
 from segue.lab.report import findings, operator_words, operators, paper_words, tables
 from segue.lab.report.curves import BY_SITE, WHOLE, Curve
-from segue.lab.report.intervals import Estimate
-from segue.lab.report.palette import looks
 from segue.lab.report.speed import Speed
 from segue.lab.report.summary import Group, Method, Summary
 from segue.lab.report.table_one import BY_DEPTH
-from segue.lab.report.wording import counted, listed
-from segue.lab.results import Result
+from segue.reporting.formatting import duration, flops, memory, significant
+from segue.reporting.palette import looks
+from segue.reporting.records import Result
+from segue.reporting.statistics import Estimate
+from segue.reporting.wording import counted, listed
 
 
 def page_data(summary: Summary, results: list[Result], title: str, speed: Speed | None = None) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from segue.lab.report.curves import Curve, Line
-from segue.lab.report.intervals import Estimate
-from segue.lab.report.palette import Look
 from segue.lab.report.summary import Group, Method, Summary
-from segue.lab.report.wording import shortened
+from segue.reporting.palette import Look
+from segue.reporting.statistics import Estimate
+from segue.reporting.wording import shortened
 
 
 @dataclass(frozen=True)

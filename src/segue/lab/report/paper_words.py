@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from segue.amounts import NOTHING, significant
 from segue.lab.report.table_one import NO_MATCHING
-from segue.lab.report.wording import LONGEST, Scale, counted, seeds_behind, shortened
+from segue.reporting.formatting import NOTHING, significant
+from segue.reporting.wording import LONGEST, Scale, counted, seeds_behind, shortened
 
 if TYPE_CHECKING:
-    from segue.lab.report.intervals import Estimate
     from segue.lab.report.summary import Group, Method
     from segue.lab.report.table_one import TableOne
+    from segue.reporting.statistics import Estimate
 
 LOW, HIGH = 0.1, 0.5  # of all variance; of the operations that a full teacher adds
 READING = (

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from segue.lab.report import findings, tables
 from segue.lab.report.curves import Line, early_mean, finite, gather, last, mean, profile, whole_looks
-from segue.lab.report.intervals import Difference, Estimate, estimate, holm, paired_difference
 from segue.lab.report.operators import Recovery, recovery, saved_students
-from segue.lab.report.palette import in_order
 from segue.lab.report.table_one import TableOne, table_one
-from segue.lab.report.wording import Scale, counted, listed, scale_of
-from segue.lab.results import Result
+from segue.reporting.palette import in_order
+from segue.reporting.records import Result
+from segue.reporting.statistics import Difference, Estimate, estimate, holm, paired_difference
+from segue.reporting.wording import Scale, counted, listed, scale_of
 
 SHARES = (0.90, 0.95, 0.99)  # of the teacher's score, to be held by the students alone
 ROUNDING = 1e-9  # 0.9 * 0.8 is a little more than 0.72

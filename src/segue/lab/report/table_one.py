@@ -9,8 +9,8 @@ from typing import Any
 
 from segue.diagnostics.costs import BLEND, Cost
 from segue.lab.report.curves import annealed, finite, mean, over_sites, profile
-from segue.lab.report.intervals import Estimate, estimate
-from segue.lab.results import Point, Result
+from segue.reporting.records import Point, Result
+from segue.reporting.statistics import Estimate, estimate
 
 NO_MATCHING = "no"
 MATCHING = {

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from segue.amounts import NOTHING, duration, flops, memory, significant
 from segue.lab.report import findings, paper_words
-from segue.lab.report.intervals import Estimate
-from segue.lab.report.wording import Scale, counted, p_value, seeds_behind
+from segue.reporting.formatting import NOTHING, duration, flops, memory, significant
+from segue.reporting.statistics import Estimate
+from segue.reporting.wording import Scale, counted, p_value, seeds_behind
 
 if TYPE_CHECKING:
     from segue.lab.report.summary import Comparison, Group, Held, Method, Summary

@@ -1,0 +1,107 @@
+"""What a converted model is trained for and judged by: the next token, hidden tokens, labels, or the original's outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from segue.training.evaluation import Classification
+
+IGNORED = -100  # the label of tokens that are not predicted
+
+
+class Task(Protocol):
+    """A loss, scores, and the one number that people ask for."""
+
+    quality: str
+    unit: str
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor: ...
+
+    def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]: ...
+
+    def of(self, scores: Mapping[str, float]) -> float: ...
+
+
+class NextToken:
+    """Predict each token of packed texts from those before it."""
+
+    quality, unit = "perplexity", ""
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        return next_token_losses(model, batch["input_ids"])[0].mean()
+
+    def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the mean loss of every text and the share of tokens that come first."""
+        losses, hits = next_token_losses(model, batch["input_ids"])
+        return {"loss": losses.mean(1), "accuracy": hits.mean(1)}
+
+    def of(self, scores: Mapping[str, float]) -> float:
+        """Return the perplexity."""
+        return math.exp(min(scores["loss"], 100.0))
+
+
+class HiddenToken(NextToken):
+    """Predict tokens that were hidden."""
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        logits = model(**{name: x for name, x in batch.items() if name != "labels"}).logits.float()
+        return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
+
+    def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the mean loss of every text and the share of hidden tokens that come first."""
+        logits = model(**{name: x for name, x in batch.items() if name != "labels"}).logits.float()
+        labels = batch["labels"]
+        hidden = (labels != IGNORED).float()
+        losses = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+        count = hidden.sum(1).clamp_min(1)
+        hits = (logits.argmax(-1) == labels).float() * hidden
+        return {"loss": losses.sum(1) / count, "accuracy": hits.sum(1) / count}
+
+
+class Labels(Classification):
+    """Name the class of a text or an image."""
+
+    quality, unit = "accuracy", " %"
+
+    def of(self, scores: Mapping[str, float]) -> float:
+        """Return the accuracy in percent."""
+        return 100 * scores["accuracy"]
+
+
+class Outputs:
+    """Return what the original returns: the loss is the plan's, between the outputs of the whole models."""
+
+    quality, unit = "cosine", ""
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        return embedded(model, batch).sum() * 0.0
+
+    def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return how alike every example's embedding is to the original's."""
+        return {"cosine": F.cosine_similarity(embedded(model, batch), batch["targets"], dim=-1)}
+
+    def of(self, scores: Mapping[str, float]) -> float:
+        """Return the mean cosine."""
+        return scores["cosine"]
+
+
+def next_token_losses(model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of every token but the first, (texts, tokens - 1), and 1 where it was the model's first choice."""
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+    return losses, (logits.argmax(-1) == ids[:, 1:]).float()
+
+
+def embedded(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean of each example's last states, padding left out."""
+    inputs = {name: x for name, x in batch.items() if name not in ("labels", "targets")}
+    states: Tensor = model(**inputs).last_hidden_state
+    mask = inputs.get("attention_mask")
+    counts = torch.ones(states.shape[:2], device=states.device) if mask is None else mask.float()
+    return (states.float() * counts[..., None]).sum(1) / counts.sum(1, keepdim=True).clamp_min(1)

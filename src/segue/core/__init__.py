@@ -1,0 +1,1 @@
+"""The running handover: what stands at a site, and what drives it."""

@@ -1,0 +1,180 @@
+"""The auxiliary losses of a running handover: guidance at the sites, distillation at the model's output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segue.core.blending import first_floating, tensors
+from segue.core.seam import Seam, Watch
+from segue.core.step_state import Moment
+from segue.core.surgery import evaluating, plain_attention
+from segue.errors import HandoverError, PlanError
+from segue.losses import OnTeacherStream
+from segue.plan import Plan
+
+Call = tuple[tuple[Any, ...], dict[str, Any], Any]
+
+
+class AuxiliaryLosses:
+    """Keep what a training forward leaves behind and turn it into named losses."""
+
+    def __init__(self, plan: Plan, seams: dict[str, Seam], original: nn.Module | None) -> None:
+        self.plan = plan
+        self.seams = seams
+        self.original = original  # a frozen copy, where the backbone trains too and the teachers alone are not the original
+        self.calls: list[Call] = []
+        self.guidance: dict[str, float] = {}
+        self.distill = 0.0
+        self._parts: dict[str, Tensor] | None = None
+
+    @property
+    def on_teacher_stream(self) -> bool:
+        return isinstance(self.plan.guidance, OnTeacherStream)
+
+    def follow(self, moment: Moment, together: bool) -> None:
+        """Take over the strengths of a new step and tell the seams what to keep.
+
+        Compiled code keeps the outputs of all sites as long as one is guided (`together`): each change is a recompile.
+        """
+        self.guidance = {name: site.guidance for name, site in moment.sites.items() if site.guidance > 0}
+        self.distill = moment.distill
+        kept = Watch.STUDENT if self.on_teacher_stream else Watch.PAIR
+        for name, seam in self.seams.items():
+            seam.watch = kept if name in self.guidance or (together and self.guidance) else Watch.NOTHING
+        self.clear()
+
+    @property
+    def wants_calls(self) -> bool:
+        """The whole model's inputs and outputs are needed, for a second pass of the original."""
+        return self.distill > 0 or (self.on_teacher_stream and bool(self.guidance))
+
+    def clear(self) -> None:
+        self.calls.clear()
+        self._parts = None
+        for seam in self.seams.values():
+            seam.records.clear()
+            seam.blind = False
+
+    def refuse_unused(self) -> None:
+        """Say so if a step's losses were prepared and nobody asked for them."""
+        waiting = self.calls or any(seam.records for seam in self.seams.values())
+        if waiting and self._parts is None:
+            raise HandoverError(
+                "step() was called after a training forward.",
+                "The plan has guidance or distillation, but aux_loss() was not called, so nothing was learnt from it.",
+                "add it to the loss: loss = task_loss + handover.aux_loss().",
+            )
+
+    def losses(self, model: nn.Module, mask: Tensor | None, as_teacher: _AsTeacher) -> dict[str, Tensor]:
+        """Return the weighted parts of the forwards since the last call, by name."""
+        if not (torch.is_grad_enabled() and model.training):
+            return {}
+        if not (self.guidance or self.distill > 0):
+            return {}
+        self._refuse_blind()
+        if not (self.calls or any(seam.records for seam in self.seams.values())):
+            if self._parts is not None:
+                return self._parts
+            raise HandoverError(
+                "aux_loss() was asked for the losses of the last forward.",
+                "No training forward of the model has passed since the last step.",
+                "call the model in training mode first, then aux_loss(), then backward().",
+            )
+        self._parts = self._compute(model, mask, as_teacher)
+        self.calls.clear()
+        return self._parts
+
+    def _compute(self, model: nn.Module, mask: Tensor | None, as_teacher: _AsTeacher) -> dict[str, Tensor]:
+        students = {name: _taken(seam) for name, seam in self.seams.items()}
+        outputs, streams = self._teacher_pass(model, as_teacher) if self.wants_calls else ([], {})
+        parts: dict[str, Tensor] = {}
+        for name, weight in self.guidance.items():
+            pairs = students.pop(name)  # freed as soon as its loss stands
+            if self.on_teacher_stream:
+                pairs = [(*t, *s) for t, s in zip(streams[name], pairs, strict=True)]
+            if not pairs:
+                continue
+            assert self.plan.guidance is not None
+            total = sum((self.plan.guidance(t, s, mask) for t, s in pairs), start=torch.zeros((), device=pairs[0][0].device))
+            parts[f"guidance/{name}"] = weight * _scalar(total, "guidance") / len(pairs)
+        if self.distill > 0 and self.plan.distill is not None:
+            divergences = [
+                self.plan.distill(self._logits(theirs), self._logits(ours), mask)
+                for theirs, (_, _, ours) in zip(outputs, self.calls, strict=True)
+            ]
+            if divergences:
+                parts["distill"] = self.distill * torch.stack(divergences).mean()
+        return parts
+
+    def _teacher_pass(self, model: nn.Module, as_teacher: _AsTeacher) -> tuple[list[Any], dict[str, list[tuple[Tensor, ...]]]]:
+        """Run the original model once more on what the model was called with; return its outputs, and those at the sites."""
+        teachers = {
+            name: self.original.get_submodule(seam.site.members[-1]) if self.original else seam.teacher
+            for name, seam in self.seams.items()
+        }
+        stream: dict[str, list[tuple[Tensor, ...]]] = {name: [] for name in teachers}
+
+        def listen(name: str) -> Callable[..., None]:
+            site = self.seams[name].site
+            return lambda _module, _args, output: stream[name].append((first_floating(output, site),))
+
+        heard = teachers.items() if self.on_teacher_stream else ()
+        handles = [module.register_forward_hook(listen(name)) for name, module in heard if module is not None]
+        try:
+            original = nullcontext() if self.original else as_teacher()  # a copy needs no teachers, which may be gone
+            with torch.no_grad(), original, evaluating(model), plain_attention():
+                outputs = [(self.original or model)(*args, **kwargs) for args, kwargs, _ in self.calls]
+        finally:
+            for handle in handles:
+                handle.remove()
+        torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
+        return outputs, stream
+
+    def _logits(self, output: Any) -> Tensor:
+        pick = getattr(self.plan.distill, "logits", None)
+        if pick is not None:
+            return pick(output)  # type: ignore[no-any-return]
+        if isinstance(logits := getattr(output, "logits", None), Tensor):
+            return logits
+        if isinstance(output, dict) and isinstance(output.get("logits"), Tensor):
+            return output["logits"]  # type: ignore[no-any-return]
+        found = next((x for x in tensors(output) if x.is_floating_point() and x.dim() >= 2), None)
+        if found is None:
+            raise PlanError(
+                "LogitDistillation was to compare the outputs of the whole model.",
+                f"{type(output).__name__} holds no logits.",
+                "say where they are: LogitDistillation(logits=lambda output: ...).",
+            )
+        return found
+
+    def _refuse_blind(self) -> None:
+        blind = [name for name in self.guidance if self.seams[name].blind and not self.seams[name].records]
+        if blind:
+            raise HandoverError(
+                "aux_loss() was asked for the guidance of the last forward.",
+                f"That forward ran without gradients at {blind[0]!r}, as reentrant activation checkpointing does.",
+                "use checkpoint(..., use_reentrant=False), or call the model outside torch.no_grad().",
+            )
+
+
+_AsTeacher = Callable[[], AbstractContextManager[Any]]
+
+
+def _taken(seam: Seam) -> list[tuple[Tensor, ...]]:
+    taken, seam.records, seam.blind = seam.records, [], False
+    return taken
+
+
+def _scalar(value: Tensor, what: str) -> Tensor:
+    if value.dim() != 0:
+        raise PlanError(
+            f"the {what} loss was asked for a number.",
+            f"It returned a tensor of shape {tuple(value.shape)}.",
+            "average or sum it to a scalar.",
+        )
+    return value

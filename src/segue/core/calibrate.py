@@ -1,0 +1,112 @@
+"""Calibration: what needs data before training. Students look at what their teachers see and are fitted to what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from segue.core import surgery
+from segue.core.blending import copy_caches, first_floating
+from segue.core.seam import Seam
+from segue.errors import StudentError
+from segue.students.least_squares import LeastSquares, Sums
+
+if TYPE_CHECKING:
+    from segue.core.handover import Handover
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """How far a student was from its teacher on the calibration batches: |difference| / |teacher|, before and after."""
+
+    before: float
+    after: float
+
+
+def calibrate(
+    handover: Handover, batches: Iterable[Any], method: LeastSquares, mask: Callable[[Any], Tensor | None]
+) -> dict[str, Fitted]:
+    """Fit every student's output projection on the stream of the original model."""
+    maps = {name: method.projection(seam.student, seam.site) for name, seam in handover.seams.items()}
+    listeners = [_Listener(seam, maps[name]) for name, seam in handover.seams.items()]
+    try:
+        with torch.no_grad(), handover.as_teacher() as model, surgery.evaluating(model), surgery.plain_attention():
+            for batch in batches:
+                for listener in listeners:
+                    listener.mask = mask(batch)
+                args, kwargs = surgery.call_arguments(batch)
+                model(*args, **kwargs)
+    finally:
+        for listener in listeners:
+            listener.leave()
+    for listener in listeners:
+        if listener.sums is None:
+            raise surgery.unreached(listener.seam.site.name)
+    return {listener.seam.site.name: listener.fit(method.ridge) for listener in listeners}
+
+
+def padding_of(batch: Any) -> Tensor | None:
+    """Find the padding mask in a batch of keyword arguments."""
+    mask = batch.get("attention_mask") if hasattr(batch, "get") else None
+    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
+class _Listener:
+    """Ask a student what its teacher is asked, and sum up what its last linear map got and should have given."""
+
+    def __init__(self, seam: Seam, linear: nn.Linear) -> None:
+        self.seam, self.linear = seam, linear
+        self.mask: Tensor | None = None
+        self.sums: Sums | None = None
+        assert seam.teacher is not None
+        self._handles = [
+            seam.teacher.register_forward_pre_hook(self._before, with_kwargs=True),
+            seam.teacher.register_forward_hook(self._after),
+            linear.register_forward_hook(self._hear),
+        ]
+
+    def leave(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _hear(self, _linear: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        self._features, self._mapped = args[0], output
+
+    def _before(self, _teacher: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        args, kwargs = copy_caches(args, kwargs)
+        with surgery.evaluating(self.seam.student):
+            self._answer = first_floating(self.seam.student(*args, **kwargs), self.seam.site)
+
+    def _after(self, _teacher: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        target = first_floating(output, self.seam.site)
+        if self._mapped.numel() != self._answer.numel() or not torch.equal(self._mapped.flatten(), self._answer.flatten()):
+            raise StudentError(
+                f"LeastSquares() was to fit the output projection of the student at site {self.seam.site.name!r}.",
+                "What the student returns is not what that linear map returns: something comes after it.",
+                "name the student's very last linear map, or leave calibration out. Nothing was changed.",
+            )
+        x, y = self._features.flatten(0, -2), target.reshape(-1, target.shape[-1])
+        guess = self._answer.reshape(-1, target.shape[-1])
+        if self.mask is not None and self.mask.numel() == len(x):
+            real = self.mask.flatten().bool().to(x.device)
+            x, y, guess = x[real], y[real], guess[real]
+        if self.sums is None:
+            self.sums = Sums(x.shape[1], y.shape[1], x.device)
+        self.sums.add(x, y, guess)
+
+    def fit(self, ridge: float) -> Fitted:
+        assert self.sums is not None
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            for part in self.sums.all():
+                torch.distributed.all_reduce(part)
+        weight, bias, left = self.sums.solve(ridge, self.linear.bias is not None)
+        size = self.sums.square.item() or 1.0
+        with torch.no_grad():
+            self.linear.weight.copy_(surgery.sharded_like(weight.to(self.linear.weight.dtype), self.linear.weight))
+            if bias is not None:
+                self.linear.bias.copy_(surgery.sharded_like(bias.to(self.linear.bias.dtype), self.linear.bias))
+        return Fitted((self.sums.missed.item() / size) ** 0.5, (left / size) ** 0.5)

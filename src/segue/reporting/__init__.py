@@ -1,0 +1,1 @@
+"""What every page and figure shares: records, statistics, palette, text of numbers."""

@@ -1,0 +1,326 @@
+"""The families of attention modules that Segue knows, each read, called and answered in its own way."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segue.errors import StudentError
+from segue.students.attention.probe import refuse_misread
+from segue.students.attention.spec import Call, Geometry, Interface, Projection, is_transposed_linear, projection, thirds
+
+
+class TimmAttention(Interface):
+    """timm's `Attention`: one projection to queries, keys and values; masks and causality come with the call."""
+
+    name = "timm attention"
+
+    @classmethod
+    def knows(cls, module: nn.Module) -> bool:
+        return _has_linears(module, "qkv", "proj") and isinstance(getattr(module, "num_heads", None), int)
+
+    def read(self, module: nn.Module) -> Geometry:
+        query, key, value = thirds(projection(module.get_submodule("qkv")))
+        heads: Any = module.num_heads
+        return Geometry(
+            heads=heads,
+            head_size=query.weight.shape[0] // heads,
+            query=query,
+            key=key,
+            value=value,
+            output=projection(module.get_submodule("proj")),
+            query_norm=_norm(module, "q_norm"),
+            key_norm=_norm(module, "k_norm"),
+            scale=_number(module, "scale"),
+            dropout=getattr(getattr(module, "proj_drop", None), "p", 0.0),
+        )
+
+    def receive(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Call:
+        pairs = None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]  # as torch broadcasts it
+        return Call(x, keep=_keep(pairs, x), causal=is_causal, mask=pairs)
+
+
+class NotFused:
+    """Stand where nn.TransformerEncoder looks for weights to compute by itself, and make it call the module instead."""
+
+    requires_grad = True
+
+    @property
+    def weight(self) -> NotFused:
+        return self
+
+    bias = weight
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise TypeError("this attention has no weights that torch could fuse")
+
+
+class TorchMultiheadAttention(Interface):
+    """torch.nn.MultiheadAttention, as torchvision and nn.TransformerEncoder call it, for self-attention."""
+
+    name = "torch.nn.MultiheadAttention"
+
+    def __init__(self, module: nn.Module) -> None:
+        self.batch_first = bool(module.batch_first)
+
+    @classmethod
+    def knows(cls, module: nn.Module) -> bool:
+        return isinstance(module, nn.MultiheadAttention)
+
+    def read(self, module: nn.Module) -> Geometry:
+        assert isinstance(module, nn.MultiheadAttention)
+        if module.add_zero_attn:
+            raise StudentError(
+                "an attention student was to be made for MultiheadAttention.",
+                "It has add_zero_attn=True, which the interface does not read.",
+                "teach Segue this kind (segue.students.teach). Nothing was changed.",
+            )
+        if module.in_proj_weight is None:
+            query, key, value = (
+                Projection(w, b)
+                for w, b in zip(
+                    (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight),
+                    (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3),
+                    strict=True,
+                )
+            )
+        else:
+            query, key, value = thirds(Projection(module.in_proj_weight, module.in_proj_bias))
+        return Geometry(
+            heads=module.num_heads,
+            head_size=module.head_dim,
+            query=query,
+            key=key,
+            value=value,
+            output=projection(module.out_proj),
+        )
+
+    def receive(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> Call:
+        if key is not query or value is not query:
+            raise StudentError(
+                "an attention student was called with keys of another sequence.",
+                "Operators replace self-attention only.",
+                "choose the self-attention sites.",
+            )
+        x = query if self.batch_first else query.transpose(0, 1)
+        seen = None if key_padding_mask is None else ~_as_hidden(key_padding_mask)
+        mask = None if attn_mask is None or is_causal else attn_mask
+        if mask is not None and mask.dtype == torch.bool:
+            mask = ~mask
+        return Call(x, keep=seen, causal=is_causal, mask=mask if mask is None or mask.dim() == 4 else mask[None, None])
+
+    def answer(self, y: Tensor) -> tuple[Tensor, None]:
+        return (y if self.batch_first else y.transpose(0, 1)), None
+
+    def settings(self, module: nn.Module) -> dict[str, Any]:
+        return {"_qkv_same_embed_dim": False, "in_proj_bias": None, "in_proj_weight": NotFused(), "out_proj": NotFused()}
+
+
+class HuggingFaceProjections(Interface):
+    """Hugging Face's ViT and the Llama, Qwen and Mistral family: q_proj, k_proj, v_proj, o_proj; grouped queries, rotation."""
+
+    name = "Hugging Face ViT / Llama / Qwen / Mistral attention"
+
+    @classmethod
+    def knows(cls, module: nn.Module) -> bool:
+        return _has_linears(module, "q_proj", "k_proj", "v_proj", "o_proj") and hasattr(module, "config")
+
+    def read(self, module: nn.Module) -> Geometry:
+        query, key, value, output = (projection(module.get_submodule(f"{name}_proj")) for name in "qkvo")
+        head_size: Any = module.head_dim
+        geometry = Geometry(
+            heads=query.weight.shape[0] // head_size,
+            head_size=head_size,
+            query=query,
+            key=key,
+            value=value,
+            output=output,
+            query_norm=_norm(module, "q_norm"),
+            key_norm=_norm(module, "k_norm"),
+            scale=_number(module, "scaling"),
+            rotary="position_embeddings" in inspect.signature(module.forward).parameters,
+            causal=bool(getattr(module, "is_causal", False)),
+            tokens=_longest(module.config),
+            window=getattr(module, "sliding_window", None) or getattr(module.config, "sliding_window", None),
+            layer=getattr(module, "layer_idx", None),
+        )
+        refuse_misread(module, geometry)
+        return geometry
+
+    def receive(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Call:
+        keep = _keep(attention_mask, hidden_states)
+        return Call(hidden_states, keep, None, position_embeddings, past_key_values, _pairs(attention_mask))
+
+    def answer(self, y: Tensor) -> tuple[Tensor, None]:
+        return y, None
+
+
+class HuggingFaceBert(Interface):
+    """BERT's `attention.self`, and RoBERTa's: three projections, no output projection."""
+
+    name = "Hugging Face BERT attention (`attention.self`)"
+
+    @classmethod
+    def knows(cls, module: nn.Module) -> bool:
+        return _has_linears(module, "query", "key", "value") and hasattr(module, "attention_head_size")
+
+    def read(self, module: nn.Module) -> Geometry:
+        if "Cross" in type(module).__name__:
+            raise StudentError(
+                f"an attention student was to be made for {type(module).__name__}.",
+                "It attends to the states of an encoder, and operators replace self-attention only.",
+                "choose the self-attention sites. Nothing was changed.",
+            )
+        query, key, value = (projection(module.get_submodule(name)) for name in ("query", "key", "value"))
+        head_size: Any = module.attention_head_size
+        return Geometry(
+            heads=query.weight.shape[0] // head_size,
+            head_size=head_size,
+            query=query,
+            key=key,
+            value=value,
+            scale=_number(module, "scaling"),
+            causal=bool(getattr(module, "is_causal", False)),
+            tokens=_longest(getattr(module, "config", None)),
+            layer=getattr(module, "layer_idx", None),
+        )
+
+    def receive(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **kwargs: Any
+    ) -> Call:
+        _refuse_cross_attention(kwargs.get("encoder_hidden_states"))
+        keep = _keep(attention_mask, hidden_states)
+        return Call(hidden_states, keep, cache=past_key_values, mask=_pairs(attention_mask))
+
+    def answer(self, y: Tensor) -> tuple[Tensor, None]:
+        return y, None
+
+
+class HuggingFaceGpt2(Interface):
+    """GPT-2's attention: one transposed projection to queries, keys and values."""
+
+    name = "Hugging Face GPT-2 attention"
+
+    @classmethod
+    def knows(cls, module: nn.Module) -> bool:
+        parts = (getattr(module, "c_attn", None), getattr(module, "c_proj", None))
+        fused = all(isinstance(part, nn.Module) and is_transposed_linear(part) for part in parts)
+        return fused and hasattr(module, "num_heads") and hasattr(module, "is_causal")
+
+    def read(self, module: nn.Module) -> Geometry:
+        query, key, value = thirds(projection(module.get_submodule("c_attn")))
+        return Geometry(
+            heads=module.num_heads,  # type: ignore[arg-type]
+            head_size=module.head_dim,  # type: ignore[arg-type]
+            query=query,
+            key=key,
+            value=value,
+            output=projection(module.get_submodule("c_proj")),
+            scale=_number(module, "scaling"),
+            causal=bool(module.is_causal),
+            dropout=getattr(getattr(module, "resid_dropout", None), "p", 0.0),
+            tokens=_longest(module.config),
+            layer=module.layer_idx,  # type: ignore[arg-type]
+        )
+
+    def receive(
+        self,
+        hidden_states: Tensor,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Call:
+        _refuse_cross_attention(encoder_hidden_states)
+        keep = _keep(attention_mask, hidden_states)
+        return Call(hidden_states, keep, cache=past_key_values, mask=_pairs(attention_mask))
+
+    def answer(self, y: Tensor) -> tuple[Tensor, None]:
+        return y, None
+
+
+BUILT_IN: tuple[type[Interface], ...] = (
+    TorchMultiheadAttention,
+    HuggingFaceGpt2,
+    HuggingFaceBert,
+    HuggingFaceProjections,
+    TimmAttention,
+)
+
+
+def _has_linears(module: nn.Module, *names: str) -> bool:
+    return all(isinstance(getattr(module, name, None), nn.Linear) for name in names)
+
+
+def _norm(module: nn.Module, name: str) -> nn.Module | None:
+    norm = getattr(module, name, None)
+    return norm if isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity) else None
+
+
+def _number(module: nn.Module, name: str) -> float | None:
+    value = getattr(module, name, None)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _longest(config: Any) -> int | None:
+    """Read the longest sequence from a Hugging Face configuration: positions, or patches and the class token."""
+    image, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if isinstance(image, int) and isinstance(patch, int):
+        return (image // patch) ** 2 + 1
+    positions = getattr(config, "max_position_embeddings", None)
+    return positions if isinstance(positions, int) else None
+
+
+def _as_hidden(mask: Tensor) -> Tensor:
+    """Read torch's masks: True, or minus infinity, where a token is hidden."""
+    return mask if mask.dtype == torch.bool else mask < 0
+
+
+def _pairs(mask: Tensor | None) -> Tensor | None:
+    """Return a mask of pairs of tokens as (batch, heads, tokens, tokens); one of tokens is no such mask."""
+    if mask is None or mask.dim() == 2:
+        return None
+    return mask if mask.dim() == 4 else mask[:, None]
+
+
+def _keep(mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """Find which tokens are padding: the last row of a mask of pairs sees the rest, and each token of a square one itself."""
+    if mask is None:
+        return None
+    if mask.dim() == 2 and mask.shape[0] == x.shape[0]:
+        return mask.bool()
+    pairs = _pairs(mask if mask.dim() > 2 else mask[None, None])
+    assert pairs is not None
+    seen = pairs if pairs.dtype == torch.bool else pairs >= 0
+    rows = seen.diagonal(dim1=-2, dim2=-1) if seen.shape[-1] == seen.shape[-2] else seen[..., -1, :]
+    return rows[:, 0].expand(x.shape[0], -1)
+
+
+def _refuse_cross_attention(encoder_hidden_states: Tensor | None) -> None:
+    if encoder_hidden_states is not None:
+        raise StudentError(
+            "an attention student was called with the states of an encoder.",
+            "Operators replace self-attention only.",
+            "choose the self-attention sites.",
+        )

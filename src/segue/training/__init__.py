@@ -1,0 +1,1 @@
+"""fit(): the one training loop and what it needs."""

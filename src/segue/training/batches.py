@@ -1,0 +1,168 @@
+"""The stream of batches: epoch after epoch, from any iterable, the same after a resume, split among processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from segue.core import randomness
+from segue.core.blending import tensors
+from segue.errors import DataError
+
+
+class Stream:
+    """Yield batches for ever, and start again at any place.
+
+    Whatever shuffles with the global random states (a DataLoader) gets states made of (seed, epoch) when an epoch begins, so
+    a resumed run sees the order of an undisturbed one; what was seen before is read again and left out.
+    """
+
+    def __init__(self, batches: Iterable[Any], *, seed: int = 0) -> None:
+        self.batches = batches
+        self.seed = seed
+        self.per_epoch = _length(batches)
+        self.epoch = 0
+        self.taken = 0  # of this epoch
+        self._iterator: Iterator[Any] | None = None
+        self._once = isinstance(batches, Iterator)
+
+    def skip(self, count: int) -> None:
+        """Leave out so many batches."""
+        if self.per_epoch is not None and not self._once:
+            self.epoch, count = divmod(count, self.per_epoch)
+        for _ in range(count):
+            next(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is not None:
+            for batch in self._iterator:
+                self.taken += 1
+                return batch
+            self.epoch += 1
+        return self._first()
+
+    def _first(self) -> Any:
+        """Begin an epoch and return its first batch, whose request is what makes a DataLoader shuffle."""
+        if self._once and self.epoch > 0:
+            raise DataError(
+                "another pass over the batches was to begin.",
+                f"They are a generator, which ended after {self.taken} batches and cannot begin again.",
+                "give something that can be read more than once (a DataLoader, a list), or fewer steps.",
+            )
+        self.taken = 0
+        for listener in (self.batches, getattr(self.batches, "sampler", None)):
+            if callable(tell := getattr(listener, "set_epoch", None)):
+                tell(self.epoch)
+        with randomness.kept():
+            randomness.seed_all(self.seed, self.epoch, 0x5E6)
+            self._iterator = iter(self.batches)
+            for batch in self._iterator:
+                self.taken = 1
+                return batch
+        raise DataError("a batch was to be read.", "There are no batches.", "give an iterable that yields at least one.")
+
+
+def part_for(batch: Any, rank: int, world: int) -> tuple[Any, float]:
+    """Return a process' part of a batch and its weight in the mean over processes.
+
+    >>> import torch
+    >>> part_for(torch.arange(5), rank=0, world=2)
+    (tensor([0, 1, 2]), 1.2)
+    """
+    rows = size(batch)
+    if world == 1 or rows < world:
+        return batch, 1.0
+    cuts = [-(-rows * i // world) for i in range(world + 1)]
+    begin, end = cuts[rank], cuts[rank + 1]
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[begin:end] if tensor.dim() and len(tensor) == rows else tensor
+
+    return mapped(cut, batch), (end - begin) * world / rows
+
+
+def size(batch: Any) -> int:
+    """Return how many examples a batch holds: the length of its first tensor.
+
+    >>> import torch
+    >>> size({"ids": torch.zeros(8, 3)})
+    8
+    """
+    for tensor in tensors(batch):
+        if tensor.dim():
+            return len(tensor)
+    return 1
+
+
+def mapped(change: Any, batch: Any) -> Any:
+    """Apply a function to every tensor of a batch."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {name: mapped(change, value) for name, value in batch.items()}
+    if isinstance(batch, Mapping):  # a Hugging Face BatchEncoding
+        return type(batch)({name: mapped(change, value) for name, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(mapped(change, value) for value in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(mapped(change, value) for value in batch)
+    return batch
+
+
+def _length(batches: Any) -> int | None:
+    try:
+        return len(batches)
+    except TypeError:
+        return None
+
+
+class Batches:
+    """Shuffled batches that depend on (seed, epoch) alone; what does not fill a batch is left out.
+
+    >>> batches = Batches(5, 2, lambda chosen, generator: chosen.tolist(), seed=0)
+    >>> len(batches), len({*sum(batches, [])})
+    (2, 4)
+    """
+
+    def __init__(self, count: int, size: int, make: Callable[[Tensor, torch.Generator], Any], *, seed: int) -> None:
+        self.count = count
+        self.size = min(size, count)
+        self.make = make  # (which examples, the batch's own randomness) -> batch
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.count // self.size
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) & 0x7FFFFFFF)
+        order = torch.randperm(self.count, generator=generator)
+        for index in range(len(self)):
+            yield self.make(order[index * self.size : (index + 1) * self.size], generator)
+
+
+class InOrder:
+    """Batches in a fixed order, all of them, for evaluation."""
+
+    def __init__(self, count: int, size: int, make: Callable[[Tensor], Any]) -> None:
+        self.count = count
+        self.size = size
+        self.make = make
+
+    def __len__(self) -> int:
+        return math.ceil(self.count / self.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        for begin in range(0, self.count, self.size):
+            yield self.make(torch.arange(begin, min(begin + self.size, self.count)))

@@ -1,0 +1,93 @@
+"""Inf and NaN in training: find where they began, and say it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segue.core.blending import tensors
+from segue.core.handover import Handover
+from segue.errors import TrainingError
+from segue.training.evaluation import LossFn, Processes
+
+
+def find(
+    model: nn.Module, handover: Handover | None, batches: list[Any], loss: float, loss_fn: LossFn, processes: Processes
+) -> str:
+    """Say where numbers break first: in a batch, a weight, at a site, in the loss, or in a gradient."""
+    before = _before_the_forward(model, handover, batches)
+    known = torch.tensor(0.0 if before is None else 1.0)
+    if processes.total(known).item() > 0:  # all processes run the forward below, or none
+        return before or "Another process found inf or NaN in its part of the batch or the weights"
+    if handover is not None:
+        sites = [_first_output(handover, batch, loss_fn) for batch in batches]  # all of them: the processes keep together
+        if (site := next((site for site in sites if site is not None), None)) is not None:
+            return f"The student's output at site {site!r} is inf or NaN"
+    if not math.isfinite(loss):
+        return "The outputs at the sites are finite; the loss is not"
+    gradients = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    if (name := _first(reversed(gradients))) is not None:  # they break from the end of the model backwards
+        return f"The gradient of {_plain(name)!r} is inf or NaN{_at_site(name, handover)}"
+    return "The gradient is inf or NaN in another process"
+
+
+def _before_the_forward(model: nn.Module, handover: Handover | None, batches: list[Any]) -> str | None:
+    if any(not bool(torch.isfinite(tensor).all()) for tensor in tensors(batches) if tensor.is_floating_point()):
+        return "The batch itself holds inf or NaN"
+    if (name := _first(model.named_parameters())) is not None:
+        return f"The weight {_plain(name)!r} is inf or NaN{_at_site(name, handover)}"
+    return None
+
+
+def _first(named: Iterable[tuple[str, Tensor]]) -> str | None:
+    return next((name for name, tensor in named if not bool(torch.isfinite(_local(tensor)).all())), None)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a sharded tensor."""
+    local = getattr(tensor, "to_local", None)
+    return tensor.detach() if local is None else local().detach()
+
+
+def _first_output(handover: Handover, batch: Any, loss_fn: LossFn) -> str | None:
+    """Run the forward again and return the first site whose student breaks."""
+    broken: list[str] = []
+
+    def listen(name: str) -> Any:
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            if any(not bool(torch.isfinite(t).all()) for t in tensors(output) if t.is_floating_point()):
+                broken.append(name)
+
+        return after
+
+    handles = [seam.student.register_forward_hook(listen(name)) for name, seam in handover.seams.items()]
+    try:
+        with torch.no_grad(), handover.as_student():
+            loss_fn(handover.model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return broken[0] if broken else None
+
+
+def _plain(name: str) -> str:
+    return name.replace(".student.", ".")
+
+
+def _at_site(name: str, handover: Handover | None) -> str:
+    names = [] if handover is None else [site for site in handover.seams if name.startswith(f"{site}.")]
+    return f", at site {names[0]!r}" if names else ""
+
+
+def error(where: str, step: int, loss: float, norm: float, checkpoint: str | None) -> TrainingError:
+    """Say what broke, where, and what is still good."""
+    good = f"the last good checkpoint is {checkpoint}; " if checkpoint else "there is no checkpoint (give fit a folder); "
+    return TrainingError(
+        f"step {step} was to be taken: loss {loss:.6g}, gradient norm {norm:.6g}.",
+        f"{where}.",
+        f"{good}lower lr or clip, or leave such steps out with Recipe(on_nan='skip').",
+    )

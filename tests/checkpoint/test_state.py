@@ -1,0 +1,332 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import segue
+from segue.errors import CheckpointError, PlanError
+from segue.gates import Bernoulli, Blend, GumbelSoftmax
+from segue.losses import FeatureGuidance, LogitDistillation
+from segue.schedules import Linear
+from tests.helpers.tiny import SITES, Net, batch, optimizer_for, same_bits, same_state, start, train
+from tests.training.fit_cases import Fresh
+
+GATES = {"blend": Blend(), "bernoulli": Bernoulli(), "gumbel": GumbelSoftmax()}
+STEPS, STOP = 10, 4
+
+
+def plan(gate: str, **settings) -> segue.Plan:
+    return segue.Plan(sites=SITES, gate=GATES[gate], schedule=Linear(until=0.8), guidance=FeatureGuidance(), **settings)
+
+
+def rig(gate: str, **settings):
+    handover = start(plan(gate, **settings), total_steps=STEPS, dropout=0.2)
+    optimizer = optimizer_for(handover)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    return handover, optimizer, scheduler
+
+
+def run(handover, optimizer, scheduler, steps):
+    losses = []
+    for _ in range(steps):
+        losses += train(handover, optimizer, 1)
+        scheduler.step()
+    return losses
+
+
+def undisturbed(gate: str, **settings):
+    torch.manual_seed(7)
+    parts = rig(gate, **settings)
+    return run(*parts, STEPS), parts[0].model.state_dict()
+
+
+def go_on(gate: str, settings: dict, folder: str) -> None:
+    """Continue a run; what a process of its own does."""
+    handover, optimizer, scheduler = rig(gate, **settings)
+    segue.load_(handover, f"{folder}/run", optimizer=optimizer, lr_scheduler=scheduler)
+    losses = run(handover, optimizer, scheduler, STEPS - STOP)
+    torch.save({"losses": losses, "weights": handover.model.state_dict()}, f"{folder}/end.pt")
+
+
+@pytest.mark.parametrize(
+    ("gate", "settings"),
+    [("blend", {}), ("bernoulli", {}), ("gumbel", {}), ("gumbel", {"train": "all"}), ("bernoulli", {"release": True})],
+    ids=str,
+)
+def test_a_run_stopped_in_the_middle_continues_bit_for_bit_in_a_fresh_process(gate, settings, tmp_path):
+    losses, weights = undisturbed(gate, **settings)
+    torch.manual_seed(7)
+    handover, optimizer, scheduler = rig(gate, **settings)
+    first = run(handover, optimizer, scheduler, STOP)
+    segue.save(handover, tmp_path / "run", optimizer=optimizer, lr_scheduler=scheduler)
+    Fresh(go_on, gate, settings, str(tmp_path), words=tmp_path / "words").succeed()
+    end = torch.load(tmp_path / "end.pt", weights_only=True)
+    assert first + end["losses"] == losses
+    assert same_state(end["weights"], weights)
+
+
+@pytest.mark.parametrize("stop", range(0, STEPS + 1, 2))
+def test_any_step_is_a_good_step_to_stop(stop, tmp_path):
+    losses, weights = undisturbed("bernoulli")
+    torch.manual_seed(7)
+    parts = rig("bernoulli")
+    first = run(*parts, stop)
+    segue.save(parts[0], tmp_path, optimizer=parts[1], lr_scheduler=parts[2])
+    torch.manual_seed(99)
+    resumed = rig("bernoulli")
+    segue.load_(resumed[0], tmp_path, optimizer=resumed[1], lr_scheduler=resumed[2])
+    assert first + run(*resumed, STEPS - stop) == losses
+    assert same_state(resumed[0].model.state_dict(), weights)
+
+
+def test_a_plain_model_gets_its_handover_back(tmp_path):
+    handover, optimizer, scheduler = rig("gumbel")
+    run(handover, optimizer, scheduler, STOP)
+    segue.save(handover, tmp_path)
+    resumed = segue.load_(Net(dropout=0.2).train(), tmp_path)
+    assert repr(resumed) == repr(handover)
+    assert resumed.plan.gate == GumbelSoftmax()
+    x, _ = batch()
+    assert same_bits(resumed.model.eval()(x), handover.model.eval()(x))
+
+
+def test_a_checkpoint_leaves_the_teachers_and_a_frozen_backbone_out(tmp_path):
+    from safetensors.torch import load_file
+
+    handover, _optimizer, _scheduler = rig("blend")
+    folder = segue.save(handover, tmp_path)
+    names = set(load_file(folder / "tensors.safetensors"))
+    assert {name.split("/")[0] for name in names} == {"students", "random"}
+    assert sorted(os.listdir(folder)) == ["manifest.json", "state.json", "tensors.safetensors"]
+
+
+def test_a_finalized_model_is_rebuilt_in_a_fresh_model_with_other_weights(tmp_path):
+    handover, optimizer, scheduler = rig("blend")
+    run(handover, optimizer, scheduler, STEPS)
+    model = handover.finalize_().eval()
+    segue.save(model, tmp_path)
+    fresh = Net(dropout=0.2, seed=5).eval()
+    assert segue.load_(fresh, tmp_path) is fresh
+    assert same_state(fresh.state_dict(), model.state_dict())
+    assert same_bits(fresh(batch()[0]), model(batch()[0]))
+    assert fresh.segue == json.loads(json.dumps(model.segue))
+    segue.save(fresh, tmp_path / "again")
+
+
+def low_rank(teacher, site):
+    return nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 8))
+
+
+def test_a_users_own_student_is_given_again(tmp_path):
+    handover = start(segue.Plan(sites=SITES, student=low_rank), total_steps=5)
+    train(handover, optimizer_for(handover), 5)
+    model = handover.finalize_().eval()
+    with pytest.warns(segue.SegueWarning, match=r"the plan's student \(low_rank\) cannot be saved by name"):
+        segue.save(model, tmp_path)
+    with pytest.raises(PlanError, match=r"give it again: segue.load_\(..., student=...\)"):
+        segue.load_(Net(), tmp_path)
+    fresh = segue.load_(Net(seed=3).eval(), tmp_path, student=low_rank)
+    assert same_bits(fresh(batch()[0]), model(batch()[0]))
+
+
+def test_two_replacements_in_a_row_are_rebuilt_in_order(tmp_path):
+    first = start(total_steps=5)
+    train(first, optimizer_for(first), 5)
+    second = segue.replace_(first.finalize_(), segue.Plan(sites="blocks.*.mlp"), total_steps=5)
+    train(second, optimizer_for(second), 5)
+    model = second.finalize_()
+    segue.save(model, tmp_path)
+    fresh = segue.load_(Net(seed=9).train(), tmp_path)
+    assert same_bits(fresh(batch()[0]), model(batch()[0]))
+
+
+def test_sites_chosen_by_type_or_function_are_saved_by_name(tmp_path):
+    from tests.helpers.tiny import Attention
+
+    handover = start(segue.Plan(sites=Attention))
+    segue.save(handover, tmp_path)
+    assert segue.load_(Net(), tmp_path).plan.sites == ("blocks.0.attn", "blocks.1.attn", "blocks.2.attn")
+
+
+def test_tied_weights_are_saved_once(tmp_path):
+    class Tied(Net):
+        def __init__(self, seed: int = 0) -> None:
+            super().__init__(seed=seed)
+            self.blocks[2].mlp[0].weight = self.blocks[0].mlp[0].weight
+
+    handover = segue.replace_(Tied().train(), segue.Plan(sites=SITES), total_steps=5)
+    train(handover, optimizer_for(handover), 5)
+    model = handover.finalize_()
+    segue.save(model, tmp_path)
+    fresh = segue.load_(Tied(seed=4).train(), tmp_path)
+    assert fresh.blocks[2].mlp[0].weight is fresh.blocks[0].mlp[0].weight
+    assert same_bits(fresh(batch()[0]), model(batch()[0]))
+
+
+# Refusals
+
+
+def test_another_models_teachers_or_backbone_are_refused(tmp_path):
+    handover = start()
+    segue.save(handover, tmp_path)
+    other = Net(seed=1).train()
+    before = other.state_dict()
+    with pytest.raises(CheckpointError) as error:
+        segue.load_(other, tmp_path)
+    assert str(error.value) == (
+        "a checkpoint was to be continued in this model.\n"
+        "  The teachers at 3 sites differ from those it was trained with ('blocks.0.attn' first).\n"
+        "  Hint: load the same pretrained weights and use the same sites. Nothing was changed."
+    )
+    assert same_state(other.state_dict(), before)
+    head = Net().train()
+    with torch.no_grad():
+        head.head.bias.add_(1)
+    with pytest.raises(CheckpointError, match="The weights around the sites differ"):
+        segue.load_(head, tmp_path)
+    assert not any(type(m).__name__ == "Seam" for m in head.modules())
+
+
+def test_other_sites_and_other_students_are_refused(tmp_path):
+    segue.save(start(), tmp_path)
+    with pytest.raises(CheckpointError, match="use the same sites"):
+        segue.load_(start(segue.Plan(sites="blocks.0.attn")), tmp_path)
+    narrow = start(segue.Plan(sites=SITES, student=low_rank))
+    before = {name: value.clone() for name, value in narrow.model.state_dict().items()}
+    with pytest.raises(CheckpointError, match="build the same model with the same plan"):
+        segue.load_(narrow, tmp_path)
+    assert same_state(narrow.model.state_dict(), before)
+
+
+def damage(folder: Path, how: str) -> None:
+    tensors, state, manifest = (folder / n for n in ("tensors.safetensors", "state.json", "manifest.json"))
+    if how == "truncated":
+        tensors.write_bytes(tensors.read_bytes()[:-10])
+    elif how == "flipped":
+        content = bytearray(tensors.read_bytes())
+        content[-1] ^= 1
+        tensors.write_bytes(content)
+    elif how == "tampered":
+        state.write_text(state.read_text().replace('"seed": 0', '"seed": 1'))
+    elif how == "missing":
+        tensors.unlink()
+    elif how == "manifest":
+        manifest.write_text(manifest.read_text().replace("a", "b"))
+    elif how == "torn":
+        manifest.unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("truncated", "tensors.safetensors does not match its checksum"),
+        ("flipped", "tensors.safetensors does not match its checksum"),
+        ("tampered", "state.json does not match its checksum"),
+        ("missing", "tensors.safetensors is missing"),
+        ("manifest", "its manifest does not match the folder's name"),
+        ("torn", "its manifest is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_the_previous_one_works(how, says, tmp_path):
+    handover, optimizer, scheduler = rig("blend")
+    earlier = segue.save(handover, tmp_path)
+    run(handover, optimizer, scheduler, 2)
+    damage(segue.save(handover, tmp_path), how)
+    with pytest.raises(CheckpointError, match=says) as error:
+        segue.load_(Net(dropout=0.2), tmp_path)
+    assert str(error.value).endswith(f"Hint: an earlier one is whole: {earlier}.")
+    assert segue.load_(Net(dropout=0.2), earlier).steps_done == 0
+
+
+def test_a_crash_while_saving_leaves_the_last_one_in_place(tmp_path, monkeypatch):
+    handover, optimizer, scheduler = rig("blend")
+    segue.save(handover, tmp_path)
+    run(handover, optimizer, scheduler, 2)
+    replace = os.replace
+    for failing in range(2):  # before the folder is in place, and before the pointer is
+        done = []
+
+        def crash(source, target, failing=failing, done=done):
+            if len(done) == failing:
+                raise KeyboardInterrupt
+            done.append(replace(source, target))
+
+        monkeypatch.setattr(os, "replace", crash)
+        with pytest.raises(KeyboardInterrupt):
+            segue.save(handover, tmp_path)
+        monkeypatch.setattr(os, "replace", replace)
+        assert segue.load_(Net(dropout=0.2), tmp_path).steps_done == 0
+        assert not list(tmp_path.glob(".draft*"))
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    handover, optimizer, scheduler = rig("blend")
+    for _ in range(4):
+        run(handover, optimizer, scheduler, 1)
+        segue.save(handover, tmp_path, keep=2)
+    kept = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert [name[:8] for name in kept] == ["00000003", "00000004"]
+    segue.save(handover, tmp_path)
+    segue.save(handover, tmp_path)
+    assert segue.load_(Net(dropout=0.2), tmp_path).steps_done == 4
+
+
+def test_no_pickle_is_executed(tmp_path):
+    handover = start()
+    folder = segue.save(handover, tmp_path)
+    for file in folder.iterdir():
+        assert not file.read_bytes().startswith((b"PK", b"\x80"))
+    for source in Path(segue.__file__).parent.rglob("*.py"):
+        code = source.read_text()
+        assert "torch.load(" not in code, source
+        assert "import pickle" not in code, source
+
+
+def test_clear_words_for_other_mistakes(tmp_path):
+    handover, optimizer, _ = rig("blend")
+    with pytest.raises(CheckpointError, match="There is no such folder"):
+        segue.load_(Net(), tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="There is none"):
+        segue.load_(Net(), tmp_path)
+    with pytest.raises(CheckpointError, match="It carries no record of a replacement"):
+        segue.save(Net(), tmp_path)
+    segue.save(handover, tmp_path)
+    with pytest.raises(CheckpointError, match=r"The checkpoint holds none.\n.*optimizer=optimizer"):
+        segue.load_(handover, tmp_path, optimizer=optimizer)
+    with pytest.raises(CheckpointError, match="It cannot hold the students"):
+        segue.load_(Net(dropout=0.2), tmp_path, optimizer=optimizer)
+    handover.finalize_(force=True)
+    segue.save(handover.model, tmp_path / "model")
+    with pytest.raises(CheckpointError, match="It holds a finalized model"):
+        segue.load_(start(), tmp_path / "model")
+
+
+def test_an_optimizer_state_that_is_no_plain_data_is_refused(tmp_path):
+    handover, optimizer, _ = rig("blend")
+    optimizer.param_groups[0]["note"] = object()
+    with pytest.raises(CheckpointError, match="optimizer/param_groups/0/note was to be saved as plain data"):
+        segue.save(handover, tmp_path, optimizer=optimizer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backbone_that_trains_along_resumes_from_the_same_original(tmp_path):
+    """With train="all" the distillation needs the model that replace_ was given; another one is refused."""
+    settings = segue.Plan(sites=SITES, train="all", distill=LogitDistillation(), schedule=Linear())
+    torch.manual_seed(7)
+    whole = start(settings, total_steps=6)
+    optimizer = optimizer_for(whole)
+    losses = train(whole, optimizer, 3)
+    segue.save(whole, tmp_path, optimizer=optimizer)
+    losses += train(whole, optimizer, 3)
+    resumed = segue.load_(Net().train(), tmp_path)
+    optimizer = optimizer_for(resumed)
+    segue.load_(resumed, tmp_path, optimizer=optimizer)
+    assert train(resumed, optimizer, 3) == losses[3:]
+    other = Net().train()
+    with torch.no_grad():
+        other.head.bias.add_(1)
+    with pytest.raises(CheckpointError, match="The weights around the sites differ"):
+        segue.load_(other, tmp_path)

@@ -1,0 +1,131 @@
+"""Tiny pretrained models in folders, texts to convert them with, and the command, called in this process."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from typer.testing import CliRunner
+
+from segue.cli import commands
+
+ATTENTION = {
+    "llama": "model.layers.*.self_attn",
+    "qwen": "model.layers.*.self_attn",
+    "mistral": "model.layers.*.self_attn",
+    "gpt2": "transformer.h.*.attn",
+    "masked": "bert.encoder.layer.*.attention.self",
+    "labels": "bert.encoder.layer.*.attention.self",
+    "encoder": "encoder.layer.*.attention.self",
+    "vit": "vit.layers.*.attention",
+}
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+POSITIONS = 64
+STUDENT = "WindowedLinear(window=4)"
+
+
+def text(words: int = 3000, seed: int = 0) -> str:
+    """Count upwards from random numbers, so that there is something to learn."""
+    chance, lines = random.Random(seed), []
+    while words > 0:
+        begin, count = chance.randrange(8), chance.randrange(3, 6)
+        lines.append(" ".join(WORDS[(begin + i) % 12] for i in range(count)))
+        words -= count
+    return ".\n".join(lines)
+
+
+def tokenizer() -> Any:
+    """Learn a byte-level tokenizer that marks both ends of a text and knows a mask."""
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learned.decoder = decoders.ByteLevel()
+    specials = ["<pad>", "<end>", "<start>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=specials, initial_alphabet=alphabet, show_progress=False)
+    learned.train_from_iterator([text(500)], trainer)
+    learned.post_processor = processors.TemplateProcessing(
+        single="<start> $A <end>", special_tokens=[("<start>", 2), ("<end>", 1)]
+    )
+    names = {"pad_token": "<pad>", "eos_token": "<end>", "cls_token": "<start>", "sep_token": "<end>", "mask_token": "<mask>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=learned, padding_side="left", **names)
+
+
+def config(kind: str, vocabulary: int = 300) -> Any:
+    """Return the settings of a model of two layers, 32 numbers wide."""
+    marks = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    wide = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    long = {"max_position_embeddings": POSITIONS, "vocab_size": vocabulary}
+    if kind == "gpt2":
+        return transformers.GPT2Config(vocab_size=vocabulary, n_positions=POSITIONS, n_embd=32, n_layer=2, n_head=2, **marks)
+    if kind == "llama":
+        return transformers.LlamaConfig(**wide, **long, **marks, num_key_value_heads=1)
+    if kind == "qwen":
+        return transformers.Qwen2Config(**wide, **long, **marks, num_key_value_heads=2, tie_word_embeddings=True)
+    if kind == "mistral":
+        return transformers.MistralConfig(**wide, **long, **marks, num_key_value_heads=1, head_dim=16, sliding_window=None)
+    if kind == "vit":
+        return transformers.ViTConfig(**wide, image_size=8, patch_size=4, num_labels=2)
+    return transformers.BertConfig(**wide, **long, pad_token_id=0, num_labels=2)
+
+
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen": "Qwen2ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "masked": "BertForMaskedLM",
+    "labels": "BertForSequenceClassification",
+    "encoder": "BertModel",
+    "vit": "ViTForImageClassification",
+}
+
+
+def model(kind: str, seed: int = 0) -> Any:
+    """Build a model with random weights that are large enough for its modules to matter."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = getattr(transformers, CLASSES[kind])(config(kind)).eval()
+        for parameter in made.parameters():
+            if parameter.dim() > 1:
+                parameter.data.normal_(std=0.2)
+    return made
+
+
+def save(kind: str, folder: Path, **how: Any) -> Path:
+    """Write a model as its users have it: weights, settings, and how it reads."""
+    model(kind).save_pretrained(folder, **how)
+    if kind == "vit":
+        seen = transformers.ViTImageProcessor(
+            size={"height": 8, "width": 8}, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]
+        )
+        seen.save_pretrained(folder)
+    else:
+        tokenizer().save_pretrained(folder)
+    return folder
+
+
+def options(kind: str, data: Path | str, out: Path, **given: Any) -> list[str]:
+    """Return the words after `segue convert MODEL`; what is given wins."""
+    small = {"sites": ATTENTION[kind], "student": "LinearAttention", "steps": 4, "batch": 4, "tokens": 16, "looks": 2}
+    words = []
+    for name, value in {**small, "data": data, "out": out, **given}.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not None:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+def call(*arguments: Any) -> str:
+    """Call the command in this process and return what it printed; errors come through."""
+    result = CliRunner().invoke(commands.app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def convert(kind: str, base: Path | str, data: Path | str, out: Path, **given: Any) -> str:
+    return call("convert", base, *options(kind, data, out, **given))

@@ -1,0 +1,88 @@
+"""Students and spans by what one types: objects come out, and nothing typed is ever run."""
+
+import pytest
+
+from segue import students
+from segue.convert import parse as words
+from segue.errors import ConfigError
+from segue.sites import Span
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("WindowedLinear", students.WindowedLinear()),
+        (" LinearAttention() ", students.LinearAttention()),
+        ("WindowedLinear(window=32)", students.WindowedLinear(window=32)),
+        ("NarrowMlp(ratio=0.5, init=TruncatedSvd())", students.NarrowMlp(ratio=0.5, init=students.TruncatedSvd())),
+        ("LowRankMlp(rank=3)", students.LowRankMlp(rank=3)),
+        ("Reinit", students.Reinit()),
+    ],
+)
+def test_what_one_types_is_the_object(text, wanted):
+    assert words.student(text) == wanted
+
+
+TOUCH = "__import__('pathlib').Path('MARK').touch()"
+ATTACKS = [
+    TOUCH,
+    f"WindowedLinear(window={TOUCH})",
+    f"WindowedLinear(window=[{TOUCH} for _ in (1,)])",
+    f"WindowedLinear(window=(lambda: {TOUCH})())",
+    f'WindowedLinear(window=f"{{{TOUCH}}}")',
+    f"Reinit() if {TOUCH} else Reinit()",
+    f"({TOUCH}, Reinit())[1]",
+    f"(made := {TOUCH})",
+    "Reinit.__init__.__globals__['__builtins__']['__import__']('pathlib').Path('MARK').touch()",
+]
+
+
+@pytest.mark.parametrize("text", ATTACKS)
+def test_code_is_refused_and_not_run(text, tmp_path):
+    mark = tmp_path / "mark"
+    attack = text.replace("MARK", str(mark))
+    with pytest.raises(ConfigError, match="was asked for"):
+        words.student(attack)
+    assert not mark.exists()
+    eval(attack, {name: getattr(students, name) for name in students.__all__})  # it would have worked
+    assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("WindowLinear", "Nearest names: WindowedLinear"),
+        ("WindowedLinear(", "never closed"),
+        ("WindowedLinear(64)", "Settings are given by name"),
+        ("WindowedLinear(windows=64)", "Nearest names: window"),
+        ("WindowedLinear(window=wide)", "Nearest names"),
+        ("NarrowMlp", "ratio"),
+        ("Kaiming", "Nearest names"),
+        ("Geometry", "Nearest names"),
+        ("'WindowedLinear'", "does not name a student"),
+        ("", "cannot be read"),
+        ("1 + 1", "does not name a student"),
+    ],
+)
+def test_what_is_not_a_student_gets_three_lines(text, found):
+    with pytest.raises(ConfigError) as caught:
+        words.student(text)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert found in lines[1]
+    assert "WindowedLinear(window=64)" in lines[2]
+
+
+def test_the_example_of_the_hint_is_itself_a_student():
+    with pytest.raises(ConfigError) as caught:
+        words.student("")
+    named = str(caught.value).split("'")[-2]
+    assert callable(words.student(named))
+
+
+def test_a_span_is_read_and_a_pattern_stays_a_pattern():
+    assert words.sites("Span('model.layers', every=2)") == Span("model.layers", every=2)
+    assert words.sites("model.layers.*.mlp") == "model.layers.*.mlp"
+    for wrong in ("Span(", "Span(__import__('os').getcwd())", "Span('layers', evry=2)", "Span('a').layers"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            words.sites(wrong)

@@ -1,0 +1,34 @@
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from segue.core import tensor_files
+from tests.helpers.tiny import same_bits
+
+
+def sample(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    count = torch.tensor(shape).prod().item() if shape else 1
+    raw = torch.randint(0, 255, (int(count) * dtype.itemsize,), dtype=torch.uint8)
+    return (raw % 2 == 0).reshape(shape) if dtype is torch.bool else raw.view(dtype).reshape(shape)
+
+
+def test_files_are_those_of_the_safetensors_package(tmp_path):
+    torch.manual_seed(0)
+    tensors = {f"{dtype}/{i}": sample(dtype, 2 + i, 3) for dtype in tensor_files.DTYPES for i in range(2)}
+    tensors |= {"scalar": torch.tensor(1.5), "empty": torch.zeros(0, 3), "odd": sample(torch.int8, 3)}
+    tensor_files.write(tmp_path / "ours", tensors)
+    back = tensor_files.read(tmp_path / "ours")
+    assert set(back) == set(tensors)
+    for name, tensor in tensors.items():
+        assert same_bits(back[name], tensor), name
+    with safe_open(tmp_path / "ours", framework="pt") as file:
+        assert set(file.keys()) == set(tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_the_bytes_equal_the_packages_own(dtype, tmp_path):
+    tensors = {"a": sample(dtype, 3, 4), "b": sample(dtype, 5)}
+    tensor_files.write(tmp_path / "ours", tensors)
+    save_file(tensors, tmp_path / "theirs")
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()

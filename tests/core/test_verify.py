@@ -1,0 +1,137 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import segue
+from segue.errors import VerificationError
+from tests.helpers.tiny import SITES, Net, batch, constant, optimizer_for, same_state, start, train
+
+
+class Whole(nn.Module):
+    """A block that contains its residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(x).tanh()
+
+
+def deep(count: int = 12) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Whole() for _ in range(count)), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("name", segue.methods.ALL)
+def test_a_sound_handover_passes_and_is_left_as_it_was(name):
+    handover = start(segue.methods.ALL[name](sites=SITES), dropout=0.2)
+    optimizer = optimizer_for(handover)
+    train(handover, optimizer, 1)
+    weights, state, randomness = copy.deepcopy(handover.model.state_dict()), repr(handover), torch.get_rng_state()
+    flags = [{k: v for k, v in vars(seam).items() if not k.startswith("_")} for seam in handover.seams.values()]
+    modes = [m.training for m in handover.model.modules()]
+    report = handover.verify(batch()[0], optimizer=optimizer)
+    assert report.passed
+    assert len(report.checks) == 7
+    assert same_state(handover.model.state_dict(), weights)
+    assert repr(handover) == state
+    assert torch.equal(torch.get_rng_state(), randomness)
+    assert [{k: v for k, v in vars(s).items() if not k.startswith("_")} for s in handover.seams.values()] == flags
+    assert [m.training for m in handover.model.modules()] == modes
+    assert all(p.grad is None for p in handover.model.parameters())
+
+
+def test_the_report_reads_well():
+    handover = start()
+    lines = str(handover.verify(batch()[0])).splitlines()
+    assert lines == [
+        "ok    every site is called",
+        "ok    teacher-only equals the original model, bit for bit",
+        "ok    student-only equals the finalized model, bit for bit",
+        "ok    every student returns finite numbers where its teacher does",
+        "ok    teachers are unchanged",
+        "ok    every student parameter receives a finite gradient",
+    ]
+
+
+def failing(handover, says, *args, **kwargs):
+    with pytest.raises(VerificationError, match=says) as error:
+        handover.verify(*args, **kwargs)
+    assert "checks failed" in str(error.value)
+
+
+def test_a_changed_teacher_is_found():
+    handover = start()
+    with torch.no_grad():
+        handover.seams["blocks.1.attn"].teacher.proj.bias.add_(1e-7)
+    failing(handover, "FAIL  teachers are unchanged: blocks.1.attn", batch()[0])
+
+
+def test_an_optimizer_without_the_students_is_found():
+    handover = start()
+    incomplete = torch.optim.SGD(list(handover.parameters())[1:], lr=0.1)
+    failing(handover, "holds every trained parameter: blocks.0.attn.qkv.weight", batch()[0], optimizer=incomplete)
+
+
+def test_a_parameter_without_a_gradient_is_found():
+    def student(teacher, site):
+        made = segue.students.Reinit()(teacher, site)
+        made.idle = nn.Parameter(torch.zeros(3))
+        return made
+
+    handover = start(segue.Plan(sites=SITES, student=student))
+    failing(handover, "blocks.0.attn.idle received none", batch()[0])
+
+
+def test_a_student_that_gives_nan_is_found():
+    handover = start()
+    with torch.no_grad():
+        handover.seams["blocks.2.attn"].student.qkv.weight.fill_(float("nan"))
+    failing(handover, "finite numbers where its teacher does: blocks.2.attn\n", batch()[0])
+
+
+def test_a_site_that_is_passed_by_is_found():
+    class Skips(Net):
+        def forward(self, x):
+            return self.head(self.blocks[0](x).mean(1))
+
+    handover = segue.replace_(Skips().train(), segue.Plan(sites=SITES), total_steps=3)
+    failing(handover, "FAIL  every site is called: blocks.1.attn; blocks.2.attn", batch()[0])
+
+
+def test_a_seam_that_is_bypassed_is_found():
+    class Bypass(nn.Module):
+        """Computes with a reference to the original module that the surgery cannot see."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.hidden = [self.layer]
+
+        def forward(self, x):
+            return self.hidden[0](x)
+
+    handover = segue.replace_(Bypass().train(), segue.Plan(sites="layer"), total_steps=3)
+    failing(handover, "every site is called: layer", batch()[0])
+
+
+def test_starving_sites_are_measured_and_warned_of():
+    model = deep().train()
+    handover = segue.replace_(model, segue.Plan(sites="{0..11}"), total_steps=3)
+    with pytest.warns(segue.SegueWarning, match=r"'0' first\) receive as little as .* Plan with teacher_gradient=True"):
+        report = handover.verify(batch()[0])
+    assert report.gradient_norms["0"] < 0.05 * report.gradient_norms["11"]
+    passing = segue.replace_(deep().train(), segue.Plan(sites="{0..11}", teacher_gradient=True), total_steps=3)
+    assert passing.verify(batch()[0]).warnings == []
+
+
+def test_verification_works_in_the_middle_of_a_step():
+    handover = start(segue.methods.dcr_dfg(sites=SITES, schedule=constant(0.5)))
+    x, _ = batch()
+    handover.model(x)
+    handover.verify(x)
+    assert handover.aux_loss().item() > 0
+    handover.step()

@@ -1,0 +1,141 @@
+"""The documentation site: it builds without a warning, leads nowhere else, and its reference knows every public name."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from pkgutil import resolve_name
+from posixpath import dirname, join, normpath
+from types import ModuleType
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import pytest
+
+import segue
+from segue import data as sources
+from segue.lab.locks import locked
+
+ROOT = Path(__file__).parents[2]
+INTEGRATIONS = sorted((ROOT / "src" / "segue" / "integrations").glob("*.py"))
+
+
+class Read(HTMLParser):
+    """What one page of the site refers to, and what can be referred to in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.kinds: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value is not None}
+        self.kinds.add(tag)
+        self.ids |= {given["id"]} if "id" in given else set()
+        self.links += [given["href"]] if tag == "a" and "href" in given else []
+        self.loads += [given[name] for name in ("src", "href") if tag != "a" and name in given]
+
+
+class Site(NamedTuple):
+    said: str
+    pages: dict[str, Read]
+    files: set[str]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, worker_id) -> Site:
+    """Build the site, once for all processes that test."""
+    shared = tmp_path_factory.getbasetemp()
+    folder = (shared if worker_id == "master" else shared.parent) / "site"
+    said = folder.with_suffix(".said")
+    with locked(folder.with_suffix(".lock")):
+        if not said.exists():
+            command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+            environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+            said.write_text(f"{done.stdout}{done.stderr}exit code {done.returncode}\n", encoding="utf-8")
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    pages = {name: Read((folder / name).read_text(encoding="utf-8")) for name in files if name.endswith(".html")}
+    return Site(said.read_text(encoding="utf-8"), pages, files)
+
+
+def test_it_builds_without_a_warning(site):
+    """Strict mode covers the navigation too: an entry without a page, and a page without an entry, are warnings."""
+    assert site.said.endswith("exit code 0\n"), site.said
+    assert "WARNING" not in site.said, site.said
+    assert "index.html" in site.files
+
+
+def test_every_link_leads_to_a_page_and_a_place_of_the_site(site):
+    for name, page in site.pages.items():
+        if name == "404.html":  # stands wherever it was asked for
+            continue
+        for link in page.links:
+            if re.match(r"\w+:", link):
+                continue
+            path, _, place = unquote(link).partition("#")
+            goal = normpath(join(dirname(name), path)) if path else name
+            goal = join(goal, "index.html").removeprefix("./") if goal not in site.files else goal
+            assert goal in site.files, f"{name}: {link}"
+            assert not place or place in site.pages[goal].ids, f"{name}: {link}"
+
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    for name, page in site.pages.items():
+        assert not [link for link in page.loads if re.match(r"(\w+:)?//", link)], name
+
+
+def test_docstrings_are_shown_as_they_are_meant(site):
+    for name, page in site.pages.items():
+        if name.startswith("api/"):
+            assert "blockquote" not in page.kinds, name  # an example that was not recognised: >>> quotes in Markdown
+            assert not page.kinds & {"class", "name", "site", "step"}, name  # <words> that were read as HTML
+
+
+def test_the_reference_knows_every_public_name(site):
+    known = {place for name, page in site.pages.items() if name.startswith("api/") for place in page.ids}
+    shown = [thing for place in known if (thing := named(place)) is not None]
+    assert len(shown) > 150
+    missing = [name for name, public in public_names().items() if not any(public is thing for thing in shown)]
+    assert not missing
+    callbacks = [f"segue.integrations.{path.stem}.{name}" for path in INTEGRATIONS for name in classes_in(path)]
+    assert "segue.integrations.transformers.HandoverCallback" in callbacks
+    assert set(callbacks) <= known
+
+
+def public_names() -> dict[str, object]:
+    """Return what people import: the names of `segue`, and those of the rooms among them."""
+    found = {f"segue.{name}": getattr(segue, name) for name in segue.__all__}
+    for room in [*(thing for thing in found.values() if isinstance(thing, ModuleType)), sources]:
+        listed = getattr(room, "__all__", None) or [*classes_in(Path(room.__file__)), *functions_in(Path(room.__file__))]
+        found |= {f"{room.__name__}.{name}": getattr(room, name) for name in listed}
+    return {name: thing for name, thing in found.items() if not isinstance(thing, ModuleType)}
+
+
+def named(place: str) -> object:
+    """Return what a dotted name of the reference stands for; nothing for headings and for settings without a default."""
+    if not place.startswith("segue.") or place.startswith("segue.integrations."):  # which would import the frameworks
+        return None
+    try:
+        return resolve_name(place)
+    except (AttributeError, ImportError):
+        return None
+
+
+def classes_in(path: Path) -> list[str]:
+    made = ast.parse(path.read_text(encoding="utf-8")).body
+    return [node.name for node in made if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+
+
+def functions_in(path: Path) -> list[str]:
+    """Return functions and annotated names, which are contracts such as `Gate`."""
+    made = ast.parse(path.read_text(encoding="utf-8")).body
+    names = [node.name for node in made if isinstance(node, ast.FunctionDef)]
+    names += [node.target.id for node in made if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    return [name for name in names if not name.startswith("_")]

@@ -1,0 +1,283 @@
+"""What the two processes of the distributed tests of fit() run; without a rank it is the one process they are compared with."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import segue
+from segue.checkpoint.state import saved_step
+from segue.core.tensor_files import full
+from segue.errors import SegueError
+from segue.lab.run import run
+from segue.training.evaluation import Classification
+from tests.helpers import tiny_runs
+from tests.helpers.tiny import SITES, Net, batch
+from tests.training.fit_cases import CountedBatches, Fresh
+
+WORLD = 2
+ENGINES = ("ddp", "fsdp2")
+STEPS = 6
+DEPTH = 2
+COIN_SEED = 1
+SOON = segue.schedules.Linear(start=0.9, until=0.6)  # takeover at step 4
+VALIDATION = [batch(50, size=5), batch(51, size=4), batch(52, size=1)]  # the last cannot be cut in two
+UNEVEN = CountedBatches(count=6, size=5)  # three examples for one process, two for the other
+METHODS = segue.methods
+CALM = {"lr": 1e-2, "eps": 1e-3}  # Adam would blow the rounding of a zero gradient up to its size
+
+PLANS: dict[str, segue.Plan | None] = {
+    "dcr_dfg": METHODS.dcr_dfg(sites=SITES, schedule=SOON),
+    "theseus": METHODS.theseus(sites=SITES, schedule=SOON, seed=COIN_SEED),
+    "distillation": METHODS.distillation(sites=SITES),
+    "lolcats": METHODS.lolcats(sites=SITES, hold=0.4),
+    "everything trains": METHODS.gumbel_dfg(sites=SITES, schedule=SOON, train="all"),
+    "no plan": None,
+}
+
+
+def coins() -> list[float]:
+    """Return how many coins of the Theseus run fall on the student, in each step before its takeover."""
+    sites = [segue.Site(f"blocks.{index}.attn") for index in range(DEPTH)]
+    noises = [[segue.gates.Noise(COIN_SEED, step, site.name) for site in sites] for step in range(4)]
+    gate = segue.gates.Bernoulli()
+    return [sum(gate(SOON(step / STEPS, site), n) for site, n in zip(sites, noises[step], strict=True)) for step in range(4)]
+
+
+class Watched(Classification):
+    """A loss that remembers what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__(label_smoothing=0.1)
+        self.networks: list[str] = []
+        self.rows: list[int] = []
+        self.sharded: list[list[bool]] = []
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.networks.append(type(model).__name__)
+        self.rows.append(len(batch[0]))
+        self.sharded.append(sorted({isinstance(parameter, DTensor) for parameter in model.parameters()}))
+        return super().__call__(model, batch)
+
+
+def fit(
+    engine: str, plan: segue.Plan | None, *, loss: Any = None, batches: Any = None, dropout: float = 0.0, **more: Any
+) -> Any:
+    recipe = {name: more.pop(name) for name in ("accumulate", "on_nan", "steps") if name in more}
+    settings = {"looks": (1, 4), "validation": VALIDATION, "progress": None, "checkpoint_every": 3, **more}
+    return segue.fit(
+        Net(depth=DEPTH, dropout=dropout),
+        plan,
+        UNEVEN if batches is None else batches,
+        loss or Classification(label_smoothing=0.1),
+        recipe=segue.Recipe(**{"steps": STEPS, "shard": engine == "fsdp2", **CALM, **recipe}),
+        **settings,
+    )
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: full(tensor).detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def without_times(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in point.items() if name != "seconds"} for point in points]
+
+
+def train(engine: str, folder: Path) -> dict[str, Any]:
+    """Train every plan through its takeover."""
+    found = {}
+    for name, plan in PLANS.items():
+        if engine == "fsdp2" and name in ("distillation", "lolcats"):
+            continue  # slow there, and in test_distributed.py already
+        for accumulate in (1, 2) if name == "dcr_dfg" or (name == "no plan" and engine != "fsdp2") else (1,):
+            loss = Watched()
+            fitted = fit(engine, plan, loss=loss, accumulate=accumulate)
+            found[f"{name}, {accumulate} batches a step"] = {
+                "points": without_times(fitted.points),
+                "weights": weights(fitted.model),
+                "networks": sorted(set(loss.networks)),
+                "rows": loss.rows[:3],
+                "sharded": loss.sharded[2 * accumulate],  # in a step that follows no look
+            }
+    return found
+
+
+def resume(engine: str, folder: Path) -> dict[str, Any]:
+    """Stop a run by an error after its checkpoint, and go on with it here."""
+    found = {}
+    for name in ("everything trains", "no plan"):
+        place = folder / f"{engine}, {name}"
+        undisturbed = fit(engine, PLANS[name], dropout=0.2, folder=place / "undisturbed", steps=STEPS)
+        try:
+            fit(
+                engine,
+                PLANS[name],
+                dropout=0.2,
+                folder=place / "run",
+                steps=STEPS,
+                checkpoint_every=2,
+                loss=Stopping("error", 4),
+            )
+        except RuntimeError as error:
+            assert str(error) == "the power failed"  # noqa: PT017
+        torch.manual_seed(99)
+        again = fit(engine, PLANS[name], dropout=0.2, folder=place / "run", resume=True, steps=STEPS)
+        found[name] = {
+            "points": without_times(undisturbed.points),
+            "resumed points": without_times(again.points),
+            "weights": weights(undisturbed.model),
+            "resumed": weights(again.model),
+        }
+    return found
+
+
+class Stopping(Classification):
+    """A loss that raises, or sends a signal to one process of the two, at a certain step."""
+
+    def __init__(self, how: str, step: int, rank: int = 1) -> None:
+        super().__init__(label_smoothing=0.1)
+        self.how, self.left, self.rank = how, step + 1, rank
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.left -= 1
+        if self.left == 0 and self.how == "error":
+            raise RuntimeError("the power failed")
+        if self.left == 0 and dist.get_rank() == self.rank:
+            os.kill(os.getpid(), getattr(signal, self.how))
+        return super().__call__(model, batch)
+
+
+def leave_at(engine: str, folder: Path) -> dict[str, Any]:
+    """Save in the middle, without dropout, for others to go on with."""
+    found = {}
+    for name in ("dcr_dfg", "no plan"):
+        place = folder / f"left by {engine}, {name}"
+        try:
+            fit(engine, PLANS[name], folder=place, steps=STEPS, loss=Stopping("error", 4))
+        except RuntimeError:
+            found[name] = str(place)
+    return found
+
+
+def go_on(engine: str, folder: Path) -> dict[str, Any]:
+    """Go on with what one process has left."""
+    found = {}
+    for name in ("dcr_dfg", "no plan"):
+        place = folder / f"left by one for {engine}, {name}"
+        found[name] = without_times(fit(engine, PLANS[name], folder=place, steps=STEPS, resume=True).points)
+    return found
+
+
+def stop(engine: str, folder: Path) -> dict[str, Any]:
+    """One process gets a signal; all must stop after the same step, with a checkpoint."""
+    found = {}
+    for how, step in (("SIGTERM", 3), ("SIGINT", 2), ("SIGTERM", STEPS - 1)):
+        place = folder / f"{engine} {how} {step}"
+        try:
+            fit(engine, PLANS["dcr_dfg"], folder=place, steps=STEPS, loss=Stopping(how, step))
+        except SystemExit as error:
+            left = f"SystemExit {error.code}"
+        except KeyboardInterrupt:
+            left = "KeyboardInterrupt"
+        else:
+            left = "went on"
+        found[f"{how} {step}"] = left, saved_step(place / "checkpoints")
+    return found
+
+
+def broken(engine: str, folder: Path) -> dict[str, Any]:
+    """A NaN in the part of one process stops both, or is left out by both."""
+    found: dict[str, Any] = {}
+    batches = CountedBatches(count=6, size=5).batches
+    batches[3][0][4] = math.nan  # of the second process
+    for name, settings in {"stop": {}, "accumulated": {"accumulate": 2}, "loss": {"loss": NanOnOne()}}.items():
+        try:
+            fit(engine, PLANS["dcr_dfg"], batches=UNEVEN if name == "loss" else batches, **settings)
+        except SegueError as error:
+            found[name] = str(error)
+    skipped = fit(engine, PLANS["dcr_dfg"], batches=batches, on_nan="skip")
+    found["skip"] = skipped.skipped, weights(skipped.model)
+    return found
+
+
+class NanOnOne(Classification):
+    """A loss that is NaN in one process, although all outputs are finite."""
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return super().__call__(model, batch) * (math.nan if dist.get_rank() == 1 else 1.0)
+
+
+def own_batches(engine: str, folder: Path) -> dict[str, Any]:
+    """Each process reads batches of its own, as with a DistributedSampler."""
+    halves = [tuple(part[2 * dist.get_rank() :][:2] for part in batch(i, size=4)) for i in range(6)]
+    fitted = fit(engine, PLANS["dcr_dfg"], batches=halves, split=False)
+    return {"points": without_times(fitted.points)}
+
+
+def lab(engine: str, folder: Path) -> dict[str, Any]:
+    """Carry out a whole run: a teacher in two stages, the replacement, the result, the model."""
+    shard = engine == "fsdp2"
+    stages = tuple(replace(stage, recipe=replace(stage.recipe, shard=shard, **CALM)) for stage in tiny_runs.TEACHER.stages)
+    teacher = replace(tiny_runs.TEACHER, stages=stages, batch=15)
+    recipe = segue.Recipe(steps=5, shard=shard, **CALM)
+    config = tiny_runs.config("dcr_dfg", teacher=teacher, recipe=recipe, batch=15, looks=2)
+    result = run(config, folder / engine / "tiny" / "lab", keep_model=True)
+    return json.loads(json.dumps(asdict(result.train_info)))
+
+
+def track(engine: str, folder: Path) -> dict[str, Any]:
+    """Trackers are closed without parting the processes."""
+    fit(engine, None, folder=folder / f"tracked {engine}", steps=2, trackers=["tensorboard"])
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    return {"sum": value.item()}
+
+
+JOBS: tuple[Callable[[str, Path], dict[str, Any]], ...] = (
+    train,
+    resume,
+    leave_at,
+    go_on,
+    stop,
+    own_batches,
+    track,
+    lab,
+    broken,
+)
+
+
+def spawn(folder: Path) -> list[dict[str, Any]]:
+    """Run every job in one pair of gloo processes and return what each job returned, or how it failed, on each rank."""
+    pair = [Fresh(_enter, rank, str(folder), words=folder / f"words{rank}") for rank in range(WORLD)]
+    for process in pair:
+        process.succeed()
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
+
+
+def _enter(rank: int, folder: str) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    os.environ |= dict(zip(names, map(str, (rank, rank, WORLD, WORLD)), strict=True)) | {"OMP_NUM_THREADS": "1"}
+    store, timeout = f"file://{folder}/store", datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD, timeout=timeout)
+    results: dict[str, Any] = {}
+    for engine in ENGINES:
+        for job in JOBS:
+            try:
+                results[f"{job.__name__} {engine}"] = job(engine, Path(folder))
+            except Exception:
+                results[f"{job.__name__} {engine}"] = traceback.format_exc()
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
+    dist.destroy_process_group()

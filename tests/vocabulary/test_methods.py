@@ -1,0 +1,56 @@
+import pytest
+
+import segue
+from segue import gates, losses, schedules
+from segue.methods import ALL, table
+from segue.sites import Site
+from tests.helpers.tiny import SITES, batch, optimizer_for, start, train
+
+SITE = Site("x")
+AGGR = schedules.aggr20()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_method_trains_and_ends_with_students_alone(name):
+    handover = start(ALL[name](sites=SITES), total_steps=10)
+    optimizer = optimizer_for(handover)
+    handover.verify(batch()[0], optimizer=optimizer)
+    train(handover, optimizer, 10)
+    assert set(handover.alphas.values()) == {0.0}
+    handover.finalize_()
+    assert not any(type(m).__name__ == "Seam" for m in handover.model.modules())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_the_caller_says_wins(name):
+    plan = ALL[name](sites=SITES, gate=gates.GumbelSoftmax(temperature=3.0), train="all", guidance=None, seed=5)
+    assert plan.gate == gates.GumbelSoftmax(temperature=3.0)
+    assert (plan.train, plan.guidance, plan.seed) == ("all", None, 5)
+
+
+def test_the_papers_settings():
+    m = segue.methods
+    assert m.dcr(sites="x").schedule == AGGR
+    assert m.dcr(sites="x").gate == gates.Blend()
+    assert not m.dcr(sites="x").teacher_gradient
+    assert m.dcr_dfg(sites="x").guidance.schedule == AGGR
+    assert m.theseus(sites="x").schedule(0.0, SITE) == 0.9
+    assert m.theseus_gumbel(sites="x").gate == gates.GumbelSoftmax(temperature=1.0)
+    assert m.gumbel_dfg(sites="x").guidance == m.dcr_dfg(sites="x").guidance
+    assert m.distillation(sites="x").distill.temperature == 4.0
+    assert m.student_only(sites="x").schedule(0.0, SITE) == 0.0
+
+
+def test_the_corners():
+    lolcats = segue.methods.lolcats(sites="x", hold=0.4)
+    assert [lolcats.schedule(p, SITE) for p in (0.0, 0.39, 0.4, 1.0)] == [1, 1, 0, 0]
+    assert [losses.strength(lolcats.guidance, p, SITE) for p in (0.0, 0.39, 0.4)] == [1, 1, 0]
+    halo = segue.methods.halo(sites="x", hold=0.4)
+    assert [losses.strength(halo.distill, p, SITE) for p in (0.0, 0.39, 0.4, 1.0)] == [0, 0, 1, 1]
+    assert isinstance(segue.methods.fitnets(sites="x").guidance, losses.OnTeacherStream)
+
+
+def test_the_table_lists_every_method():
+    rows = table().splitlines()
+    assert len(rows) == 2 + len(ALL)
+    assert all(f"`{name}`" in row for name, row in zip(ALL, rows[2:], strict=True))
