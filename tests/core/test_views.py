@@ -225,9 +225,9 @@ def test_a_recorder_in_fit_changes_no_loss_and_no_weight(name):
             Net(depth=2, dropout=0.2),
             plan,
             CountedBatches(),
-            segue.training.evaluation.Classification(),
+            segue.Classification(),
             recipe=recipe,
-            looks=(1, 3),
+            evaluations=(1, 3),
             validation=BATCHES,
             measure=measure,
             progress=None,
@@ -236,7 +236,7 @@ def test_a_recorder_in_fit_changes_no_loss_and_no_weight(name):
     recorder = Recorder(BATCHES, loss_fn, ("variance", "curvature", "path"), draws=4, points=2, iterations=2)
     with_it, without = fit(recorder), fit(None)
     assert same_state(with_it.model.state_dict(), without.model.state_dict())
-    for point, plain in zip(with_it.points, without.points, strict=True):
+    for point, plain in zip(with_it.history, without.history, strict=True):
         assert {key: value for key, value in plain.items() if key != "seconds"}.items() <= point.items()
         assert set(point) - set(plain) == {
             *("gate_variance", "gate_variance_error", "data_variance", "predicted_variance"),

@@ -19,7 +19,7 @@ from segue.gates import Bernoulli, GumbelSoftmax
 from segue.lab.small_vit import VisionTransformer
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.schedules import Constant, Linear
-from segue.training.evaluation import Classification
+from segue.training.tasks import Classification
 from tests.helpers import models
 from tests.helpers.tiny import SITES, Net, same_state
 from tests.training.fit_cases import CountedBatches

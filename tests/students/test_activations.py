@@ -124,7 +124,7 @@ def test_an_unknown_name():
         ActivationSwap(to="leakyrelu")
     assert str(error.value) == (
         "ActivationSwap(to='leakyrelu') was asked for.\n"
-        "  Nearest names: leaky_relu, relu, relu6.\n"
+        "  Nearest names: leaky_relu, relu.\n"
         "  Hint: give one of these names, or a function that makes a module: to=lambda: nn.Hardtanh(-2, 2)."
     )
 

@@ -18,7 +18,8 @@ from segue.core import randomness, surgery, tensor_files
 from segue.core.building import build_students
 from segue.core.handover import Handover, replace_
 from segue.errors import CheckpointError, SegueWarning
-from segue.plan import Plan, unsaved
+from segue.plan import Plan
+from segue.settings import unsaved
 from segue.sites import select
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from segue.errors import PlanError
 from segue.gates import Noise
-from segue.losses import strength
+from segue.losses import weight_at
 from segue.plan import Plan
-from segue.schedules import is_hold, share
+from segue.schedules import alpha_at, is_hold
 from segue.sites import Site
 
 CLOSING_GROUPS = 2  # takeovers in compiled code: with evaluation and guidance that stays below torch's limit of 8 graphs
@@ -51,7 +51,7 @@ class StepState:
 def step_state(plan: Plan, sites: list[Site], step: int, total: int | None) -> StepState:
     """Ask schedule, gate and losses about a step; change nothing, and refuse values that make no sense."""
     progress = progress_at(step, total)
-    distill = 0.0 if plan.distill is None else strength(plan.distill, progress, sites[0])
+    distill = 0.0 if plan.distill is None else weight_at(plan.distill, progress, sites[0])
     return StepState({site.name: _at(plan, site, step, progress) for site in sites}, distill)
 
 
@@ -96,12 +96,12 @@ def _ahead(step: int, total: int) -> Iterator[int]:
 
 
 def _at(plan: Plan, site: Site, step: int, progress: float) -> SiteState:
-    alpha = share(plan.schedule, progress, site)
+    alpha = alpha_at(plan.schedule, progress, site)
     return SiteState(
         alpha=alpha,
         weight=_weight(plan, alpha, Noise(plan.seed, step, site.name), site),
         mean=_weight(plan, alpha, None, site),
-        guidance=0.0 if plan.guidance is None else strength(plan.guidance, progress, site),
+        guidance=0.0 if plan.guidance is None else weight_at(plan.guidance, progress, site),
         hold=alpha == 1.0 and is_hold(plan.schedule, progress, site),
     )
 

@@ -23,7 +23,7 @@ from segue.losses import LogitDistillation
 from segue.plan import Plan
 from segue.reporting.formatting import flops, memory
 from segue.schedules import Constant
-from segue.training.evaluation import LossFn
+from segue.training.tasks import LossFn
 
 HOLD, BLEND, TAKEOVER = "hold", "blend", "after takeover"
 HEADINGS = (

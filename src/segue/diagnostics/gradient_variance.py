@@ -30,7 +30,7 @@ from segue.diagnostics.population import chosen_sites, fixed_batches, shares
 from segue.errors import PlanError
 from segue.gates import Gate, Noise
 from segue.reporting.formatting import significant
-from segue.training.evaluation import LossFn
+from segue.training.tasks import LossFn
 
 MOST_OUTCOMES = 4096  # twelve coins
 EXACT = "exact"

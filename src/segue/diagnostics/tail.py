@@ -15,7 +15,7 @@ from segue.core.handover import Handover
 from segue.core.seam import View, Watch
 from segue.core.views import isolated
 from segue.errors import HandoverError
-from segue.training.evaluation import LossFn
+from segue.training.tasks import LossFn
 
 
 @contextmanager
