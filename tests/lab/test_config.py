@@ -17,7 +17,7 @@ from segue.lab.models import SmallViT, Timm
 from segue.students import Adapter
 from segue.training.recipe import Recipe
 from tests.helpers import tiny_runs
-from tests.training.fit_cases import Fresh
+from tests.helpers.processes import FreshProcess
 
 SCALES = {
     "demo": scales.demo(),
@@ -50,7 +50,7 @@ def write_hashes(path):
 
 
 def test_hashes_are_the_same_in_every_process_and_differ_between_methods(tmp_path):
-    Fresh(write_hashes, str(tmp_path / "hashes"), words=tmp_path / "words").succeed()
+    FreshProcess(write_hashes, str(tmp_path / "hashes"), log=tmp_path / "log").check()
     salted, found = json.loads((tmp_path / "hashes").read_text())
     assert found == hashes()
     assert salted != hash("of a string") or "PYTHONHASHSEED" in os.environ  # that process hashes strings in another way

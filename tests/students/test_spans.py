@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 import segue
-from segue.core.shortening import finished_name
+from segue.core.surgery import finished_name
 from segue.errors import SiteError, StudentError
 from segue.gates import Bernoulli
 from segue.losses import FeatureGuidance, OnTeacherStream

@@ -241,8 +241,8 @@ def test_forgetting_the_auxiliary_loss_is_noticed():
     with pytest.raises(HandoverError) as error:
         handover.step()
     assert str(error.value) == (
-        "step() was called after a training forward.\n"
-        "  The plan has guidance or distillation, but aux_loss() was not called, so nothing was learnt from it.\n"
+        "aux_loss() is missing before step().\n"
+        "  The plan has guidance or distillation, and a training forward has recorded outputs for it.\n"
         "  Hint: add it to the loss: loss = task_loss + handover.aux_loss()."
     )
 
