@@ -20,7 +20,6 @@ REQUIRED = {
     schedules.Piecewise: {"points": ((0.0, 1.0), (0.5, 0.0))},
     schedules.Hold: {"fraction": 0.3},
     schedules.PerSite: {"schedules": {"blocks.0.*": schedules.Linear()}},
-    students.Linformer: {"tokens": 5},
 }
 SITES_IN_A_ROW = [Site(f"blocks.{i}.attn", index=i, count=3) for i in range(3)]
 
@@ -34,7 +33,7 @@ def built_ins(room) -> list[object]:
 GATES = built_ins(gates)
 SCHEDULES = built_ins(schedules)
 GUIDANCES = [loss for loss in built_ins(losses) if not isinstance(loss, losses.LogitDistillation)]
-STUDENTS = [students.Reinit(), *(kind(**REQUIRED.get(kind, {})) for kind in cases.KINDS)]
+STUDENTS = [students.Reinit(), *cases.ONE_OF_EACH]
 
 
 def test_they_were_found():

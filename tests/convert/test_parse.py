@@ -58,7 +58,7 @@ def test_code_is_refused_and_not_run(text, tmp_path):
         ("WindowedLinear(window=wide)", "Nearest names"),
         ("NarrowMlp", "ratio"),
         ("Kaiming", "Nearest names"),
-        ("Geometry", "Nearest names"),
+        ("AttentionSpec", "Nearest names"),
         ("'WindowedLinear'", "does not name a student"),
         ("", "cannot be read"),
         ("1 + 1", "does not name a student"),

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 import segue
-from segue.students import Geometry, Projection
+from segue.students import AttentionSpec, Projection
 from segue.students.attention.mixer import Mixer
 from segue.students.attention.module import Operator
 from tests.helpers.tiny import Net, batch
@@ -144,7 +144,7 @@ def test_every_operator_has_a_card_with_what_is_measured_now(monkeypatch):
         assert f"segue.students.{operator}(" in card
         row = next(line for line in overview.splitlines() if line.startswith(f"| [`{operator}`]({operator}.md) |"))
         causal, remembers = (cell.strip() for cell in row.split("|")[4:6])
-        assert causal == ("yes" if mixer_of(operator).can_be_causal else "no")
+        assert causal == ("yes" if mixer_of(operator).supports_causal else "no")
         assert (remembers == "a state") == mixer_of(operator).recurrent
         assert card == measured.up_to_date(operator), "run: python docs/tools/measured.py"
 
@@ -152,8 +152,8 @@ def test_every_operator_has_a_card_with_what_is_measured_now(monkeypatch):
 def mixer_of(operator: str) -> Mixer:
     settings = {"tokens": 4} if operator == "Linformer" else {}
     weight = Projection(torch.zeros(4, 4))
-    geometry = Geometry(heads=1, head_size=4, query=weight, key=weight, value=weight)
-    return getattr(segue.students, operator)(**settings).mixer(geometry)
+    spec = AttentionSpec(heads=1, head_size=4, query=weight, key=weight, value=weight)
+    return getattr(segue.students, operator)(**settings).mixer(spec)
 
 
 def test_every_student_gate_schedule_and_loss_is_mentioned_on_a_page():

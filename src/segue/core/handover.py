@@ -26,7 +26,7 @@ from segue.losses import OnTeacherStream
 from segue.plan import Plan, encode
 from segue.similarity import Similarity, measure
 from segue.sites import Site, select
-from segue.students.least_squares import LeastSquares
+from segue.students.initialisation import LeastSquares
 
 CLOSING_GROUPS = 2  # compiled code sees takeovers in so many groups: with evaluation and guidance, 8 graphs are torch's limit
 

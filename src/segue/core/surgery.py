@@ -17,7 +17,7 @@ from segue.core.blending import copy_caches, merge
 from segue.errors import HandoverError, StudentError
 from segue.plan import Plan
 from segue.sites import Site, is_seam
-from segue.students.chain import Chain, Passed
+from segue.students.layers import Chain, Passthrough
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -40,7 +40,7 @@ def put_in_place(model: nn.Module, site: Site, module: nn.Module, teacher: nn.Mo
         put(model, name, module)
     if isinstance(teacher, Chain):
         for name in site.members[1:]:
-            put(model, name, Passed(teacher.in_tuples))
+            put(model, name, Passthrough(teacher.in_tuples))
 
 
 def finished(student: nn.Module) -> nn.Module:
