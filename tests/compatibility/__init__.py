@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from segue.lab import results
+from segue.reporting import records as results
 from segue.lab.config import config_hash, from_dict, to_dict
 from segue.plan import unsaved
 

@@ -13,9 +13,10 @@ import segue
 from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
 from segue.lab.config import config_hash, from_dict, to_dict
-from segue.lab.run import commit, is_finished, run, run_alone
+from segue.lab.run import is_finished, run, run_alone
 from segue.lab.teachers import teacher_model
 from segue.reporting import records as results
+from segue.reporting.records import commit
 from segue.training.recipe import Recipe
 from segue.training.signals import Interruption
 from tests.helpers import tiny_runs

@@ -13,8 +13,8 @@ from torch import nn
 
 from segue.convert import pretrained
 from segue.core.tensor_files import fingerprint
+from segue.data.extras import quiet_transformers
 from segue.errors import ConfigError, SegueError
-from segue.lab.models import quiet_transformers
 from segue.reporting.records import write_json
 
 IMAGE_SETTINGS = "preprocessor_config.json"

@@ -15,7 +15,7 @@ from segue.convert.base import Base
 from segue.convert.tasks import IGNORED, HiddenToken, Labels, NextToken, Outputs, Task, embedded
 from segue.data import Dataset, HubDataset, ImageFolder, normalise
 from segue.errors import ConfigError, DataError
-from segue.lab.tasks import Batches, InOrder
+from segue.training.batches import Batches, InOrder
 
 MOST_HELD = 256  # examples: enough to tell models apart, few enough to be looked at often
 HIDDEN_SHARE = 0.15  # of the tokens that a masked language model has to guess

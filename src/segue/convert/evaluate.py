@@ -22,8 +22,7 @@ from segue.convert.convert import Conversion
 from segue.convert.data import Data, Reading, load
 from segue.errors import CheckpointError, ConfigError, DataError
 from segue.lab.report.figures import require_matplotlib
-from segue.lab.run import meta_info_of
-from segue.reporting.records import write_json
+from segue.reporting.records import meta_info_of, write_json
 from segue.training.batches import mapped
 
 FORMAT = 1

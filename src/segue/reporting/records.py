@@ -13,14 +13,22 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
+import subprocess
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import segue
 from segue.errors import ResultError
 
 FORMAT = 1
 FILE = "result.json"
+PACKAGES = ("torch", "accelerate", "timm", "transformers", "torchvision", "numpy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +162,42 @@ def read_all(folder: Path) -> list[Result]:
             "run `segue grid` first.",
         )
     return results
+
+
+def meta_info_of(begun: datetime, processes: int) -> dict[str, Any]:
+    """Say when, where and with which versions something was measured."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "versions": {"segue": segue.__version__, "python": platform.python_version(), **versions},
+        "hardware": {
+            "machine": platform.machine(),
+            "system": platform.system(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+            "processes": processes,
+        },
+        "commit": commit(),
+        "begun": begun.isoformat(timespec="seconds"),
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout this code lies in, with '+' if files were changed; None outside of one."""
+    place = Path(__file__).resolve().parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12"], cwd=place, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
 
 
 def _finite(data: Any) -> Any:
