@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import segue
+import segue.cli
 import segue.lab.small_vit
 from segue.cli import commands
 from segue.cli import cost as cost_table
@@ -249,7 +250,7 @@ def test_exit_codes_and_the_three_lines_in_a_shell(tmp_path, monkeypatch, capsys
 def test_without_typer_there_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "typer", None)
     monkeypatch.delitem(sys.modules, "segue.cli.commands")
-    monkeypatch.delattr(segue, "commands")
+    monkeypatch.delattr(segue.cli, "commands")
     said = leave(monkeypatch)  # Python prints it and leaves with 1
     assert said == "The segue command needs typer, which is not installed: pip install 'segue[lab]'"
 

@@ -28,7 +28,7 @@ def write(results: dict[str, Any], out: Path) -> Path:
 
 def page(results: dict[str, Any], drawn: list[tuple[Figure, bytes, bytes]]) -> str:
     """Fill the page: style, script and pictures inside, nothing fetched, nothing of the results read as HTML."""
-    template, style, script = _own("judge_page.html"), shipped("page.css") + _own("judge_page.css"), _own("judge_page.js")
+    template, style, script = _own("evaluation_page.html"), shipped("page.css") + _own("evaluation_page.css"), _own("evaluation_page.js")
     policy = f"default-src 'none'; img-src data:; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'"
     parts = {
         "POLICY": policy,
