@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from segue.lab.report import figures
-from segue.lab.report.operator_words import leads, operator_looks
+from segue.lab.report.operator_words import leads, operator_styles
 from segue.lab.report.operators import Section
 from segue.lab.report.speed import Speed
-from segue.reporting.formatting import significant
-from segue.reporting.palette import looks
+from segue.reporting.formatting import shortened, significant
+from segue.reporting.palette import line_styles
 from segue.reporting.statistics import Estimate
-from segue.reporting.wording import shortened
 
 NAMES = 1.05  # inches for the names of operators
 LINE, GAP = 0.085, 0.08  # inches per method, and between operators
@@ -37,7 +36,7 @@ def recovered(section: Section) -> Any:
     from matplotlib.figure import Figure
 
     names = [name for name, _ in section.methods]
-    look_of = looks(names)
+    style_of = line_styles(names)
     block = LINE * len(names) + GAP
     columns = 2 if len(names) > 1 and all(len(label) <= 22 for _, label in section.methods) else 1
     legend = figures.LEGEND_ROW * -(-len(names) // columns) + 0.16  # and the teacher's name
@@ -58,7 +57,7 @@ def recovered(section: Section) -> Any:
             one, lead = operator.found["recovered"].get(name), operator.leads["recovered"]
             if one is None:
                 continue
-            y, look = row * block + GAP / 2 + LINE * (place + 0.5), look_of[name]
+            y, look = row * block + GAP / 2 + LINE * (place + 0.5), style_of[name]
             if one.half is not None:
                 axes.plot([100 * (one.mean - one.half), 100 * (one.mean + one.half)], [y, y], color=look.light, linewidth=0.8)
             axes.plot(100 * one.mean, y, look.marker, color=look.light, markeredgewidth=0, zorder=4)
@@ -76,7 +75,7 @@ def recovered(section: Section) -> Any:
     axes.tick_params(axis="x", length=2, pad=2)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"share of the teacher's {shortened(section.score, 20)} (%)")
-    figures._legend(figure, {look_of[name]: label for name, label in section.methods}, columns, 1 - figures.TOP / height)
+    figures._legend(figure, {style_of[name]: label for name, label in section.methods}, columns, 1 - figures.TOP / height)
     figure.text(0.02, 0.05 / height, "\n".join(notes), color=SOFT, linespacing=1.2)
     return figure
 
@@ -98,9 +97,9 @@ def speed_up(speed: Speed) -> Any:
     axes = figure.add_axes(box)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    look_of = operator_looks(list(speed.timed))
+    style_of = operator_styles(list(speed.timed))
     for name, points in speed.timed.items():
-        look, x = look_of[name], [one.tokens for one in points]
+        look, x = style_of[name], [one.tokens for one in points]
         y = [one.faster.median for one in points]
         spread = [
             [one.faster.median - one.faster.low for one in points],
@@ -125,7 +124,7 @@ def speed_up(speed: Speed) -> Any:
     axes.margins(x=0.03)
     axes.set_xlabel("tokens")
     axes.set_ylabel("times faster than the teacher")
-    _name_ends(axes, speed, {name: look.light for name, look in look_of.items()})
+    _name_ends(axes, speed, {name: look.light for name, look in style_of.items()})
     figure.text(0.02, 0.05 / height, "\n".join(notes), color=SOFT, linespacing=1.2)
     return figure
 

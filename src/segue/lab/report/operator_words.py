@@ -10,13 +10,12 @@ from segue.lab.report import tables
 from segue.lab.report.findings import ALPHA, short
 from segue.lab.report.operators import KINDS, Kind, Lead, Operator, Section, across
 from segue.lab.report.speed import Faster, Speed
-from segue.reporting.formatting import NOTHING, flops, significant
-from segue.reporting.palette import COLOURS, MARKERS, Look
+from segue.reporting.formatting import NOTHING, ScoreFormat, counted, flops, listed, p_value, significant
+from segue.reporting.palette import COLOURS, MARKERS, LineStyle
 from segue.reporting.statistics import Estimate
-from segue.reporting.wording import Scale, counted, listed, p_value
 
-SHARE = Scale(percent=True)
-COSINE = Scale(percent=False)
+SHARE = ScoreFormat(percent=True)
+COSINE = ScoreFormat(percent=False)
 SCALES = {"recovered": SHARE, "cosine": COSINE}
 BEST = "best"
 MEASURE = "python experiments/operators/speed.py --out FOLDER"
@@ -93,10 +92,10 @@ def page_section(section: Section, speed: Speed | None) -> dict[str, Any]:
     }
 
 
-def operator_looks(names: Sequence[str]) -> dict[str, Look]:
+def operator_styles(names: Sequence[str]) -> dict[str, LineStyle]:
     """Give every operator a look of its own, in the order of the names."""
     many = len(COLOURS)
-    return {name: Look(*COLOURS[i % many], (), MARKERS[(i + i // many) % len(MARKERS)]) for i, name in enumerate(names)}
+    return {name: LineStyle(*COLOURS[i % many], (), MARKERS[(i + i // many) % len(MARKERS)]) for i, name in enumerate(names)}
 
 
 def cost_table(section: Section, speed: Speed | None) -> tuple[list[str], list[list[str]]]:
@@ -233,10 +232,14 @@ def _matrix(kind: Kind, section: Section) -> dict[str, Any]:
 
 
 def _page_speed(speed: Speed) -> dict[str, Any]:
-    look_of = operator_looks(list(speed.timed))
+    style_of = operator_styles(list(speed.timed))
     return {
         "series": [
-            {"name": name, **vars(look_of[name]), "points": [[one.tokens, float(f"{one.faster.median:.6g}")] for one in points]}
+            {
+                "name": name,
+                **vars(style_of[name]),
+                "points": [[one.tokens, float(f"{one.faster.median:.6g}")] for one in points],
+            }
             for name, points in speed.timed.items()
         ],
         "table": speed_table(speed),

@@ -60,7 +60,7 @@ class Operator:
     def ranked(self, kind: Kind) -> list[str]:
         """List the methods that have a value, best mean first; one whose every seed came through goes before any other."""
         known = {method: one for method, one in self.found[kind].items() if one is not None}
-        return sorted(known, key=lambda method: (known[method].whole, known[method].mean), reverse=True)
+        return sorted(known, key=lambda method: (known[method].complete, known[method].mean), reverse=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ def _operator(group: Group, student: str) -> Operator:
 
 def _most_recovered(operator: Operator) -> tuple[bool, float]:
     best = next((operator.found["recovered"][method] for method in operator.ranked("recovered")), None)
-    return (False, float("-inf")) if best is None else (best.whole, best.mean)
+    return (False, float("-inf")) if best is None else (best.complete, best.mean)
 
 
 def _lead(operator: Operator, kind: Kind) -> Lead | None:

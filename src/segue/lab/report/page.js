@@ -7,11 +7,9 @@
   const at = (id) => document.getElementById(id);
   const methodOf = Object.fromEntries(data.methods.map((method) => [method.id, method]));
   const state = { group: 0, axis: "epoch", hidden: new Set(), sites: {}, blend: false, zoom: false, sort: null };
-  const dark = matchMedia("(prefers-color-scheme: dark)");
   let clips = 0;
 
-  const themed = () => document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
-  const colour = (method) => method[themed()];
+  const colour = (method) => method[Theme.current()];
   const line = (method) => element("span", { class: "line" }, swatch(method, colour(method)), element("span", { title: method.label }, method.label));
   const score = (mean, half) => (data.percent
     ? (half === null ? percent(mean) : `${(100 * mean).toFixed(1)} ± ${(100 * half).toFixed(1)} %`)
@@ -326,21 +324,6 @@
     costTables();
   }
 
-  function theme() {
-    const node = at("theme");
-    const paint = () => { node.setAttribute("aria-pressed", String(themed() === "dark")); };
-    const repaint = () => { paint(); winsTable(); operatorsSection(); refresh(); };
-    node.addEventListener("click", () => {
-      document.documentElement.dataset.theme = themed() === "dark" ? "light" : "dark";
-      try { localStorage.setItem("segue-theme", document.documentElement.dataset.theme); } catch { /* a private window keeps nothing */ }
-      repaint();
-    });
-    dark.addEventListener("change", repaint);
-    try { const kept = localStorage.getItem("segue-theme"); if (kept === "dark" || kept === "light") document.documentElement.dataset.theme = kept; } catch { /* as above */ }
-    paint();
-  }
-
-  theme();
   list("overview", data.findings);
   winsTable();
   operatorsSection();
@@ -352,4 +335,5 @@
   at("files").replaceChildren(...(data.files || []).map((path) => element("li", {}, element("a", { href: path }, path))));
   runList();
   refresh();
+  document.addEventListener("themechange", () => { winsTable(); operatorsSection(); refresh(); });
 })();

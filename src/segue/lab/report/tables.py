@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from segue.lab.report import findings, paper_words
-from segue.reporting.formatting import NOTHING, duration, flops, memory, significant
+from segue.reporting.formatting import (
+    NOTHING,
+    ScoreFormat,
+    counted,
+    duration,
+    flops,
+    memory,
+    p_value,
+    seeds_behind,
+    significant,
+)
 from segue.reporting.statistics import Estimate
-from segue.reporting.wording import Scale, counted, p_value, seeds_behind
 
 if TYPE_CHECKING:
     from segue.lab.report.summary import Comparison, Group, Held, Method, Summary
@@ -35,12 +44,12 @@ class Column:
     cell: Callable[[Method], Cell]
 
 
-def columns(group: Group, scale: Scale) -> list[Column]:
+def columns(group: Group, score_format: ScoreFormat) -> list[Column]:
     """List the columns of the table of methods."""
     found = [
         Column("seeds", "Seeds", lambda method: Cell(str(len(method.seeds)), len(method.seeds))),
-        Column("final", f"Final {group.score}", lambda method: _scored(method.final, scale)),
-        Column("area", f"Mean {group.score} over the run", lambda method: _scored(method.area, scale)),
+        Column("final", f"Final {group.score}", lambda method: _scored(method.final, score_format)),
+        Column("area", f"Mean {group.score} over the run", lambda method: _scored(method.area, score_format)),
     ]
     for index, share in enumerate(held.share for held in group.methods[0].held):
         percent = f"{100 * share:.0f} %"
@@ -88,13 +97,13 @@ def shown_aspects(group: Group) -> list[paper_words.Aspect]:
     return [aspect for aspect in paper_words.ASPECTS if any(aspect.measured(row) != NOTHING for row in rows)]
 
 
-def compared(comparison: Comparison, scale: Scale) -> list[Cell]:
+def compared(comparison: Comparison, score_format: ScoreFormat) -> list[Cell]:
     """Write one comparison as cells, in the order of `COMPARED`."""
     difference = comparison.difference
     return [
         Cell(comparison.label),
         Cell(comparison.baseline_label),
-        Cell(scale.difference(difference), difference.mean),
+        Cell(score_format.difference(difference), difference.mean),
         Cell(str(difference.pairs), difference.pairs),
         Cell(p_value(difference.p), difference.p),
         Cell(p_value(comparison.holm), comparison.holm),
@@ -113,13 +122,13 @@ def markdown(summary: Summary) -> str:
         parts += ["", "## Where each method wins and loses", "", *_wins(summary)]
     for group in summary.groups:
         parts += ["", f"## {escaped(group.name)}", "", *bullets(group.findings), *bullets(group.notes), ""]
-        shown = columns(group, summary.scale)
+        shown = columns(group, summary.score_format)
         parts += as_table(
             ["Method", *(column.heading for column in shown)],
             [[method.label, *(column.cell(method).text for column in shown)] for method in group.methods],
         )
         for measure in findings.MEASURE_NAMES:
-            rows = [compared(c, summary.scale) for c in group.comparisons if c.measure == measure]
+            rows = [compared(c, summary.score_format) for c in group.comparisons if c.measure == measure]
             if rows:
                 name = findings.measure_name(measure, group.score)
                 parts += ["", f"Paired differences, {name}:", ""]
@@ -199,8 +208,8 @@ def _estimated(name: str, found: Estimate | None) -> dict[str, object]:
     return {f"{name}_mean": found and found.mean, f"{name}_half": found and found.half, f"{name}_n": found.n if found else 0}
 
 
-def _scored(found: Estimate | None, scale: Scale) -> Cell:
-    return Cell(scale.estimate(found) + seeds_behind(found), None if found is None else found.mean)
+def _scored(found: Estimate | None, score_format: ScoreFormat) -> Cell:
+    return Cell(score_format.estimate(found) + seeds_behind(found), None if found is None else found.mean)
 
 
 def _plain(found: Estimate | None, write: Callable[[float | None], str]) -> Cell:
@@ -250,7 +259,7 @@ def _wins(summary: Summary) -> list[str]:
         for group in summary.groups:
             method = group.method(name)
             mark = MARKS[method.standing["final"]] if method else ""
-            text = _scored(method.final, summary.scale).text if method else NOTHING
+            text = _scored(method.final, summary.score_format).text if method else NOTHING
             cells.append(f"{text} ({mark})" if mark else text)
         rows.append([label, *cells])
     return as_table(["Method", *(group.name for group in summary.groups)], rows)
