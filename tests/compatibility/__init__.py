@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from segue.reporting import records as results
 from segue.lab.config import config_hash, from_dict, to_dict
-from segue.plan import unsaved
+from segue.reporting import records as results
+from segue.settings import unsaved
 
 __all__ = ["RENAMED", "V0_1_0", "config_hash", "from_dict", "results", "to_dict", "unsaved"]
 
@@ -17,4 +17,7 @@ V0_1_0 = Path(__file__).parent / "v0_1_0"
 
 # Old name -> new name, or None for what is gone on purpose. Kinds as files name them ("losses.FeatureGuidance", "Run"), fields
 # by their kind ("Run.looks"; of results "Point.looks"), public names by their module ("diagnostics.Law").
-RENAMED: dict[str, str | None] = {}
+RENAMED: dict[str, str | None] = {
+    "schedules.share": "alpha_at",
+    "losses.strength": "weight_at",
+}

@@ -19,7 +19,8 @@ from segue.convert import data
 from segue.convert.pretrained import open_base
 from segue.convert.settings import Conversion
 from segue.errors import ConfigError, DataError
-from segue.training.evaluation import Evaluation, Processes
+from segue.training.distributed import Processes
+from segue.training.evaluation import Evaluator
 from tests.convert.small_models import POSITIONS, text, tokenizer
 
 ROWS = [(line, int("one" in line)) for line in text(400).split(".\n")]
@@ -37,7 +38,7 @@ def epoch(found, number=0):
 
 
 def scores(base, found):
-    return Evaluation(found.held_out, found.task.scores, Processes(torch.device("cpu")), torch.no_grad)(base.model)
+    return Evaluator(found.held_out, found.task.scores, Processes(torch.device("cpu")), torch.no_grad)(base.model)
 
 
 @pytest.fixture(scope="module")

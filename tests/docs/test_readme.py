@@ -16,7 +16,18 @@ def test_it_is_one_page(record_property):
 
 
 def test_it_says_things_in_the_order_that_a_newcomer_asks():
-    parts = ["![", "## Install", "## Ten lines", "segue convert", "## When", "## What", "## Measured", "## The paper", "## Guarantees", "## More"]
+    parts = [
+        "![",
+        "## Install",
+        "## Ten lines",
+        "segue convert",
+        "## When",
+        "## What",
+        "## Measured",
+        "## The paper",
+        "## Guarantees",
+        "## More",
+    ]
     places = [README.index(part) for part in parts]
     assert places == sorted(places)
     assert README.index("make demo") < README.index("make test") < README.index("pip install")

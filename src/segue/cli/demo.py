@@ -23,7 +23,7 @@ from segue.lab.report.page import build
 from segue.lab.report.summary import Summary, summarize
 from segue.lab.report.tables import columns
 from segue.reporting import records as results
-from segue.training.progress import duration
+from segue.reporting.formatting import duration
 
 SHOWN = ("final", "area", "epochs_1", "step_flops")  # columns in the terminal; the report has all
 

@@ -61,8 +61,8 @@ def convert(settings: Conversion, out: Path, say: Callable[[str], None] = print)
             scores=data.task.scores,
             folder=work,
             resume=True,
-            looks=settings.evaluations,
-            tell=lambda point: say(_line(data, original, point)),
+            evaluations=settings.evaluations,
+            on_eval=lambda point: say(_line(data, original, point)),
             progress="converting",
         )
     except (KeyboardInterrupt, SystemExit):

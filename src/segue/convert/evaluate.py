@@ -16,9 +16,9 @@ from segue.convert import compare, evaluation_page, pretrained
 from segue.convert.data import Data, load
 from segue.convert.pretrained import Base, open_base
 from segue.convert.settings import Conversion, EvalSettings
-from segue.data.extras import optional
 from segue.errors import CheckpointError, ConfigError, DataError
 from segue.reporting.formatting import counted, duration, interval, memory, percent_interval, significant
+from segue.reporting.palette import require_matplotlib
 from segue.reporting.records import meta_info_of, write_json
 from segue.training.batches import mapped
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Compare the two models, write results.json, the figures and index.html, and return the results."""
-    optional("matplotlib.figure", "lab", "the figures cannot be drawn.")
+    require_matplotlib()
     begun, started = datetime.now(timezone.utc), time.monotonic()
     record = pretrained.read_record(settings.folder)
     base = _original(settings, record)

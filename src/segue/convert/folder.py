@@ -25,8 +25,9 @@ from segue.core.tensor_files import full
 from segue.plan import Plan
 from segue.reporting.formatting import duration, memory, significant
 from segue.reporting.records import write_json
-from segue.schedules import share
-from segue.training.evaluation import Evaluation, Processes
+from segue.schedules import alpha_at
+from segue.training.distributed import Processes
+from segue.training.evaluation import Evaluator
 from segue.training.fit import Fit
 
 CONTEXTS = (128, 512, 1024)  # at which the card reports the speed
@@ -47,7 +48,7 @@ class Finished:
 def evaluated(model: nn.Module, data: Data) -> dict[str, float]:
     """Return the scores of a model on the held-out data, computed by this process alone."""
     device = next(model.parameters()).device
-    return Evaluation(data.held_out, data.task.scores, Processes(device), torch.no_grad)(model)
+    return Evaluator(data.held_out, data.task.scores, Processes(device), torch.no_grad)(model)
 
 
 def full_state(model: nn.Module) -> dict[str, Tensor]:
@@ -80,8 +81,8 @@ def write(
     record["quality"] = {"name": task.quality, "original": finished.original, "converted": scores}
     say(f"as saved: {task.quality} {task.of(scores):.4g}{task.unit}, original {task.of(finished.original):.4g}{task.unit}")
     record["speed"] = _speed(finished, {"original": finished.base.reload().to(dtype), "converted": converted})
-    write_json({"original": finished.original, "points": finished.trained.points}, draft / "curve.json")
-    draw_curve(draft / "curve.png", task, task.of(finished.original), finished.trained.points, _alphas(finished))
+    write_json({"original": finished.original, "points": finished.trained.history}, draft / "curve.json")
+    draw_curve(draft / "curve.png", task, task.of(finished.original), finished.trained.history, _alphas(finished))
     (draft / "README.md").write_text(card(record, finished.data), encoding="utf-8")
     write_json(record, draft / pretrained.RECORD)
     names = sorted((path.name for path in draft.iterdir()), key=lambda name: name == pretrained.RECORD)
@@ -149,7 +150,9 @@ def _alphas(finished: Finished) -> list[float]:
     """Return the mean alpha of every step."""
     assert finished.trained.handover is not None
     sites, total = finished.trained.handover.sites, finished.trained.total_steps
-    return [sum(share(finished.plan.schedule, step / total, site) for site in sites) / len(sites) for step in range(total + 1)]
+    return [
+        sum(alpha_at(finished.plan.schedule, step / total, site) for site in sites) / len(sites) for step in range(total + 1)
+    ]
 
 
 def _speed(finished: Finished, models: dict[str, Any]) -> dict[str, Any]:

@@ -110,13 +110,13 @@ const Chart = (() => {
     return svg("polygon", { points: polygon(...(shapes[kind] || [4, 0])), fill: colour });
   }
 
-  function swatch(look, colour) {
+  function swatch(style, colour) {
     const node = svg("svg", { class: "swatch", viewBox: "0 0 30 12", "aria-hidden": "true" });
-    node.append(svg("path", { d: "M1 6H29", stroke: colour, "stroke-width": 2, "stroke-dasharray": dashes(look), fill: "none" }), marker(look.marker, 15, 6, 3.2, colour));
+    node.append(svg("path", { d: "M1 6H29", stroke: colour, "stroke-width": 2, "stroke-dasharray": dashes(style), fill: "none" }), marker(style.marker, 15, 6, 3.2, colour));
     return node;
   }
 
-  const dashes = (look) => look.dash.map((part) => part * 1.9).join(" ");
+  const dashes = (style) => style.dash.map((part) => part * 1.9).join(" ");
 
   function path(points, x, y) {
     return points.map((point, i) => `${i ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`).join("");
@@ -203,7 +203,7 @@ const Chart = (() => {
     }
   }
 
-  // A panel is {title, axis, percent, log, low, reference, referenceName, named, read, series: [{name, look, colour, faint, points: [x, mean, half]}]}.
+  // A panel is {title, axis, percent, log, low, reference, referenceName, named, read, series: [{name, style, colour, faint, points: [x, mean, half]}]}.
   function draw(panel, clip) {
     const box = element("div", { class: "panel" });
     if (panel.title) box.append(element("h3", {}, panel.title));
@@ -256,10 +256,10 @@ const Chart = (() => {
     }
     panel.series.forEach((one, index) => {
       const shown = at.log ? one.points.filter((point) => point[1] > 0) : one.points;
-      inside.append(svg("path", { class: "series", d: path(shown, at.x, at.y), fill: "none", stroke: one.colour, "stroke-width": one.faint ? 1.1 : 1.9, "stroke-opacity": one.faint ? 0.7 : 1, "stroke-dasharray": one.faint ? "2 3" : dashes(one.look), "stroke-linejoin": "round" }));
+      inside.append(svg("path", { class: "series", d: path(shown, at.x, at.y), fill: "none", stroke: one.colour, "stroke-width": one.faint ? 1.1 : 1.9, "stroke-opacity": one.faint ? 0.7 : 1, "stroke-dasharray": one.faint ? "2 3" : dashes(one.style), "stroke-linejoin": "round" }));
       const every = Math.max(1, Math.floor(shown.length / 6));
       if (!one.faint) shown.forEach((point, i) => {
-        if (shown.length < 2 || i % every === (index * Math.max(1, Math.floor(every / 4))) % every) inside.append(marker(one.look.marker, at.x(point[0]), at.y(point[1]), 3, one.colour));
+        if (shown.length < 2 || i % every === (index * Math.max(1, Math.floor(every / 4))) % every) inside.append(marker(one.style.marker, at.x(point[0]), at.y(point[1]), 3, one.colour));
       });
     });
     if (namedAtEnds(panel, width)) nameEnds(plot, panel, at);
@@ -267,7 +267,7 @@ const Chart = (() => {
   }
 
   function listen(plot, tip, panel, follow) {
-    const looks = [...new Set(panel.series.flatMap((one) => one.points.map((point) => point[0])))].sort((a, b) => a - b);
+    const places = [...new Set(panel.series.flatMap((one) => one.points.map((point) => point[0])))].sort((a, b) => a - b);
     let current = -1;
     const hide = () => { tip.hidden = true; current = -1; follow.cursor?.replaceChildren(); };
     const show = (value, spoken) => {
@@ -283,7 +283,7 @@ const Chart = (() => {
       const head = AXES[panel.axis].read(value);
       tip.replaceChildren(
         element("div", { class: "head" }, panel.axis === "site" && panel.sites ? `${head}: ${panel.sites[value]}` : head),
-        ...entries.slice(0, 16).map(({ one, point }) => element("div", { class: "entry" }, swatch(one.look, one.colour), element("span", { class: "name" }, one.name), element("span", { class: "value" }, panel.read(point[1], point[2])))),
+        ...entries.slice(0, 16).map(({ one, point }) => element("div", { class: "entry" }, swatch(one.style, one.colour), element("span", { class: "name" }, one.name), element("span", { class: "value" }, panel.read(point[1], point[2])))),
         entries.length > 16 ? element("div", { class: "head" }, `and ${entries.length - 16} more: see the table below`) : "",
       );
       tip.hidden = false;
@@ -298,21 +298,21 @@ const Chart = (() => {
       if (!at) return;
       const x = event.clientX - plot.getBoundingClientRect().left;
       const value = at.x0 + ((x - at.inner.left) / (at.inner.right - at.inner.left)) * (at.x1 - at.x0);
-      current = closest(looks, value);
-      show(looks[current], false);
+      current = closest(places, value);
+      show(places[current], false);
     };
     plot.addEventListener("pointermove", move);
     plot.addEventListener("pointerdown", move);
     plot.addEventListener("pointerleave", hide);
     plot.addEventListener("blur", hide);
     plot.addEventListener("keydown", (event) => {
-      const last = looks.length - 1;
+      const last = places.length - 1;
       const goal = { ArrowRight: current + 1, ArrowLeft: current < 0 ? last : current - 1, Home: 0, End: last }[event.key];
       if (event.key === "Escape") hide();
       if (goal === undefined) return;
       event.preventDefault();
       current = Math.max(0, Math.min(last, goal));
-      show(looks[current], true);
+      show(places[current], true);
     });
   }
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from zlib import crc32
 
+from segue.errors import MissingExtraError
+
 PAPER = ("student_only", "distillation", "theseus", "theseus_gumbel", "gumbel_dfg", "dcr", "dcr_dfg")
 
 
@@ -60,3 +62,13 @@ def line_styles(methods: Iterable[str]) -> dict[str, LineStyle]:
             place += 1
         given[name] = style
     return given
+
+
+def require_matplotlib() -> None:
+    """Raise an error that names the extra where matplotlib is missing."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "a figure needs matplotlib.", "matplotlib is not installed.", "pip install segue[lab]"
+        ) from None

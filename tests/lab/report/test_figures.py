@@ -30,7 +30,7 @@ def figure_of(results: list[Result], name: str):
     """Lay one figure out without writing it."""
     summary = summarize(results)
     panels = figures.group_figures(summary.groups[0], summary, line_styles(n for n, _ in summary.methods))[name]
-    with figures._settings():
+    with figures.settings():
         drawn = figures._figure(panels, figures._seeds_note(summary.groups[0]))
         drawn.draw_without_rendering()
     return drawn
@@ -158,7 +158,7 @@ def test_a_run_that_diverged_or_is_constant_draws(name: str):
 def test_labels_are_drawn_as_they_are(label: str):
     figure = figure_of([run(looks=3, sites=1, label=label, method="other")], "cosine")
     assert len(figure.legends[0].get_texts()) == 1
-    with figures._settings():
+    with figures.settings():
         assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
 
 
@@ -172,6 +172,4 @@ def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError) as caught:
         figures.draw_all([run(looks=2)], tmp_path)
-    assert str(caught.value) == (
-        "the figures were to be drawn.\n  matplotlib is not installed.\n  Hint: pip install segue[lab]"
-    )
+    assert str(caught.value) == ("a figure needs matplotlib.\n  matplotlib is not installed.\n  Hint: pip install segue[lab]")

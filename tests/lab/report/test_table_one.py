@@ -55,7 +55,7 @@ def mean_of(found: Estimate | None) -> float:
 def figure_of(runs: list[Result], name: str) -> Any:
     found = summarize(runs)
     panels = figures.group_figures(found.groups[0], found, line_styles(one for one, _ in found.methods))[name]
-    with figures._settings():
+    with figures.settings():
         drawn = figures._figure(panels, "note")
         drawn.draw_without_rendering()
     return drawn

@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from segue.errors import MissingExtraError
 from segue.lab.report.panels import Panel, group_figures
 from segue.lab.report.summary import Group, Summary, summarize
 from segue.lab.report.tables import MARKS
 from segue.reporting.formatting import counted, listed, shortened, significant
-from segue.reporting.palette import LineStyle, line_styles
+from segue.reporting.palette import LineStyle, line_styles, require_matplotlib
 from segue.reporting.records import Result
 
 WIDTH = 3.3  # inches: a column of a two-column paper
@@ -56,7 +55,6 @@ def draw_all(results: list[Result], folder: Path) -> list[Path]:
 def draw(summary: Summary, folder: Path) -> list[Path]:
     """Draw every figure of a summary as PNG and PDF."""
     require_matplotlib()
-    folder.mkdir(parents=True, exist_ok=True)
     style_of = line_styles(name for name, _ in summary.methods)
     paths = []
     for group, suffix in zip(summary.groups, _suffixes([group.name for group in summary.groups]), strict=True):
@@ -68,16 +66,6 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
     return paths
 
 
-def require_matplotlib() -> None:
-    """Fail in our words where matplotlib is missing."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise MissingExtraError(
-            "the figures were to be drawn.", "matplotlib is not installed.", "pip install segue[lab]"
-        ) from None
-
-
 def _figure(panels: list[Panel], note: str) -> Any:
     from matplotlib.figure import Figure
 
@@ -85,21 +73,21 @@ def _figure(panels: list[Panel], note: str) -> Any:
     fullest_first = sorted(panels, key=lambda panel: -len(panel.lines))  # it has the methods in their order
     entries = {line.style: line.label for panel in fullest_first for line in panel.lines if not line.faint}
     columns = 2 if all(len(label) <= 22 for label in entries.values()) and len(entries) > 1 else 1
-    legend = LEGEND_ROW * -(-len(entries) // columns) + 0.02
+    legend_height = LEGEND_ROW * -(-len(entries) // columns) + 0.02
     titles = [0.14 if panel.title else 0.0 for panel in panels]
     same_x = len({panel.x_label for panel in panels}) == 1
     gaps = [BOTTOM if not same_x or i == len(panels) - 1 else 0.12 for i in range(len(panels))]
     notes = textwrap.wrap("; ".join([note, *_zeros(panels)]), NOTE_LETTERS)
     note_height = 0.03 + NOTE_ROW * len(notes)
-    height = TOP + legend + sum(PANEL + title + gap for title, gap in zip(titles, gaps, strict=True)) + note_height
+    height = TOP + legend_height + sum(PANEL + title + gap for title, gap in zip(titles, gaps, strict=True)) + note_height
     figure = Figure(figsize=(WIDTH, height))
-    top = height - TOP - legend
+    top = height - TOP - legend_height
     for index, (panel, title, gap) in enumerate(zip(panels, titles, gaps, strict=True)):
         top -= title
         box = (LEFT / WIDTH, (top - PANEL) / height, (WIDTH - LEFT - RIGHT) / WIDTH, PANEL / height)
         _fill(figure.add_axes(box), panel, show_x=not same_x or index == len(panels) - 1)
         top -= PANEL + gap
-    _legend(figure, entries, columns, 1 - TOP / height)
+    legend(figure, entries, columns, 1 - TOP / height)
     figure.text(0.02, 0.05 / height, "\n".join(notes), color="#555555", fontsize=FONT, linespacing=1.2)
     return figure
 
@@ -186,7 +174,8 @@ def _logarithmic(panel: Panel) -> bool:
     return panel.log and bool(positive) and max(positive) > 30 * min(positive)
 
 
-def _legend(figure: Any, entries: dict[LineStyle, str], columns: int, top: float) -> None:
+def legend(figure: Any, entries: dict[LineStyle, str], columns: int, top: float) -> None:
+    """Draw the legend of a figure at its top."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -260,7 +249,8 @@ def _heat_table(summary: Summary) -> Any:
 
 def write(folder: Path, name: str, draw: Callable[[], Any]) -> list[Path]:
     """Draw a figure and write it as PNG and PDF."""
-    with _settings():
+    folder.mkdir(parents=True, exist_ok=True)
+    with settings():
         figure = draw()
         paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
         figure.savefig(paths[0], dpi=300, metadata={"Software": None})
@@ -269,7 +259,8 @@ def write(folder: Path, name: str, draw: Callable[[], Any]) -> list[Path]:
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
+def settings() -> Iterator[None]:
+    """Draw with the settings of the report, whatever those of the process are."""
     import matplotlib
 
     with warnings.catch_warnings(), matplotlib.rc_context():

@@ -6,10 +6,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from segue.lab.report import figures, operator_figures, operator_words, operators, speed
+from segue.lab.report import figures
 from segue.lab.report.page_data import page_data
 from segue.lab.report.summary import csv, markdown, summarize
 from segue.reporting import html
+from segue.reporting.palette import require_matplotlib
 from segue.reporting.records import read_all, write_file
 
 SCRIPTS = ("chart.js", "page.js")
@@ -17,20 +18,13 @@ SCRIPTS = ("chart.js", "page.js")
 
 def build(folder: Path, *, title: str | None = None) -> Path:
     """Write report.html, table.md, table.csv and figures/ from the runs below a folder."""
-    figures.require_matplotlib()
+    require_matplotlib()
     results = read_all(folder)
     summary = summarize(results)
-    title = title or " and ".join(summary.experiments)
-    compared = operators.section(summary)
-    times = None if compared is None else speed.read(folder)
     drawn = figures.draw(summary, folder / "figures")
-    text = markdown(summary)
-    if compared is not None:
-        drawn += operator_figures.draw(compared, times, folder / "figures")
-        text += operator_words.markdown(compared, times)
-    write_file(text, folder / "table.md")
+    write_file(markdown(summary), folder / "table.md")
     write_file(csv(summary), folder / "table.csv")
-    data = page_data(summary, results, title, times)
+    data = page_data(summary, results, title or " and ".join(summary.experiments))
     data["files"] = ["table.csv", "table.md", *(f"figures/{path.name}" for path in drawn)]
     return write_file(page(data), folder / "report.html")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from segue.lab.report import findings, operator_words, operators, paper_words, tables
+from segue.lab.report import findings, paper_words, tables
 from segue.lab.report.curves import BY_SITE, WHOLE, Curve
-from segue.lab.report.speed import Speed
 from segue.lab.report.summary import Group, Method, Summary
 from segue.lab.report.table_one import BY_DEPTH
 from segue.reporting.formatting import counted, duration, flops, listed, memory, significant
@@ -16,9 +15,8 @@ from segue.reporting.records import Result
 from segue.reporting.statistics import Estimate
 
 
-def page_data(summary: Summary, results: list[Result], title: str, speed: Speed | None = None) -> dict[str, Any]:
+def page_data(summary: Summary, results: list[Result], title: str) -> dict[str, Any]:
     """Gather everything the page shows; all of it is plain, finite JSON."""
-    compared = operators.section(summary)
     style_of = line_styles(name for name, _ in summary.methods)
     return {
         "title": title,
@@ -29,7 +27,6 @@ def page_data(summary: Summary, results: list[Result], title: str, speed: Speed 
         "notes": summary.notes,
         "methods": [{"id": name, "label": label, **vars(style_of[name])} for name, label in summary.methods],
         "groups": [_group(group, summary) for group in summary.groups],
-        "operators": None if compared is None else operator_words.page_section(compared, speed),
         "compared": tables.COMPARED,
         "reading": paper_words.READING,
         "comparisons": summary.comparisons,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from segue.lab.report import findings, tables
 from segue.lab.report.curves import Line, early_mean, finite, gather, last, mean, profile, whole_looks
-from segue.lab.report.operators import Recovery, recovery, saved_students
 from segue.lab.report.table_one import TableOne, table_one
 from segue.reporting.formatting import ScoreFormat, counted, listed
 from segue.reporting.palette import in_order
@@ -59,7 +58,7 @@ class Method:
     early_drift: list[Estimate | None]  # of the model as it trains, likewise
     last_drift: list[Estimate | None]  # of the students alone, at the last look
     table_one: TableOne
-    recovery: Recovery
+    runs: list[Result] = field(repr=False)
     by_seed: dict[Measure, dict[int, float | None]] = field(repr=False)
 
     def of(self, measure: Measure) -> Estimate | None:
@@ -95,7 +94,6 @@ class Group:
     comparisons: list[Comparison]
     notes: list[str]
     findings: list[str]
-    students: list[Mapping[str, Any]]  # that the plans of its runs name, as saved
 
     @property
     def shown_sites(self) -> list[int]:
@@ -231,7 +229,6 @@ def _group(name: str, runs: list[Result]) -> Group:
         comparisons=[],
         notes=findings.notes(by_method, methods),
         findings=[],
-        students=saved_students(runs),
     )
 
 
@@ -260,7 +257,7 @@ def _method(runs: list[Result], sites: list[str]) -> Method:
         early_drift=profile(runs, sites, lambda run, site: early_mean(run, "drift_blend", site)),
         last_drift=profile(runs, sites, lambda run, site: last(run, "drift_students", site)),
         table_one=table_one(runs, sites),
-        recovery=recovery(runs),
+        runs=runs,
         by_seed={"final": finals, "area": areas},
     )
 

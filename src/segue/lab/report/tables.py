@@ -139,12 +139,7 @@ def markdown(summary: Summary) -> str:
 
 def csv(summary: Summary) -> str:
     """Write one row of plain numbers per group and method; what is unknown is empty."""
-    rows = [_numbers(group, method) for group in summary.groups for method in group.methods]
-    text = io.StringIO()
-    writer = csv_writer.DictWriter(text, list(rows[0]) if rows else ["group", "method"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return as_csv([_numbers(group, method) for group in summary.groups for method in group.methods])
 
 
 def _table_one(group: Group) -> list[str]:
@@ -167,12 +162,12 @@ def _table_one(group: Group) -> list[str]:
 def _numbers(group: Group, method: Method) -> dict[str, object]:
     row: dict[str, object] = {"group": group.name, "method": method.method, "label": method.label, "seeds": len(method.seeds)}
     row["teacher"] = group.teacher
-    row |= _estimated("final", method.final) | _estimated("area", method.area)
+    row |= estimated("final", method.final) | estimated("area", method.area)
     for held in method.held:
         percent = f"{100 * held.share:.0f}"
         row[f"held_{percent}"] = held.held if held.defined else None
         for name, found in (("epochs", held.epochs), ("seconds", held.seconds), ("flops", held.flops)):
-            row |= _estimated(f"{name}_to_{percent}", found)
+            row |= estimated(f"{name}_to_{percent}", found)
     for name, found in (
         ("seconds_per_step", method.step_seconds),
         ("flops_per_step", method.step_flops),
@@ -180,10 +175,8 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
         ("flops", method.flops),
         ("peak_memory", method.peak_memory),
     ):
-        row |= _estimated(name, found)
+        row |= estimated(name, found)
     row |= _table_one_numbers(method.table_one)
-    row |= _estimated("recovered", method.recovery.estimate("recovered"))
-    row |= _estimated("last_cosine", method.recovery.estimate("cosine"))
     for measure in findings.MEASURE_NAMES:
         found_one = next((c for c in group.comparisons if c.measure == measure and c.method == method.method), None)
         difference = found_one and found_one.difference
@@ -196,15 +189,16 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
 
 
 def _table_one_numbers(row: TableOne) -> dict[str, object]:
-    found = _estimated("gate_share", row.gate_share) | {"gate_variance_exactly_zero": int(row.exactly_zero)}
-    found |= _estimated("gradient_variance", row.variance)
-    found |= _estimated("gate_variance_to_prediction", row.to_prediction)
+    found = estimated("gate_share", row.gate_share) | {"gate_variance_exactly_zero": int(row.exactly_zero)}
+    found |= estimated("gradient_variance", row.variance)
+    found |= estimated("gate_variance_to_prediction", row.to_prediction)
     for name, counts in row.counted.items():
-        found |= _estimated(name, counts)
+        found |= estimated(name, counts)
     return found | {"feature_matching": row.matching}
 
 
-def _estimated(name: str, found: Estimate | None) -> dict[str, object]:
+def estimated(name: str, found: Estimate | None) -> dict[str, object]:
+    """Return an estimate as three columns of a CSV file."""
     return {f"{name}_mean": found and found.mean, f"{name}_half": found and found.half, f"{name}_n": found.n if found else 0}
 
 
@@ -271,6 +265,15 @@ def _legend(summary: Summary) -> str:
         "first look from which the students alone hold it to the end. Differences are paired by seed; p-values are adjusted "
         f"by Holm's method over the {counted(summary.comparisons, 'comparison')} of a measure."
     )
+
+
+def as_csv(rows: list[dict[str, object]]) -> str:
+    """Write rows that have the same columns as CSV."""
+    text = io.StringIO()
+    writer = csv_writer.DictWriter(text, list(rows[0]) if rows else ["group", "method"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def as_table(headings: list[str], rows: list[list[str]]) -> list[str]:

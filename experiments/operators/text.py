@@ -1,4 +1,4 @@
-"""Operators in words: findings, tables and what the page shows of them."""
+"""The comparison of operators as text: findings, tables and what the page shows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from experiments.operators.comparison import KINDS, Comparison, Kind, Lead, Operator, across
+from experiments.operators.speed import Faster, Speed
 from segue.lab.report import tables
 from segue.lab.report.findings import ALPHA, short
-from segue.lab.report.operators import KINDS, Kind, Lead, Operator, Section, across
-from segue.lab.report.speed import Faster, Speed
 from segue.reporting.formatting import NOTHING, ScoreFormat, counted, flops, listed, p_value, significant
 from segue.reporting.palette import COLOURS, MARKERS, LineStyle
 from segue.reporting.statistics import Estimate
@@ -19,99 +19,112 @@ COSINE = ScoreFormat(percent=False)
 SCALES = {"recovered": SHARE, "cosine": COSINE}
 BEST = "best"
 MEASURE = "python experiments/operators/speed.py --out FOLDER"
-NOT_MEASURED = f"No speed.json lies beside the runs, so nothing is said about speed. To measure it: {MEASURE}."
+NOT_MEASURED = f"The folder of the runs has no speed.json, so this page has no speeds. To measure them: {MEASURE}."
 COUNTED = (
     "Operations are those of matrix products, convolutions and attention; a Fourier transform is not counted. "
-    "The runs save what the whole model holds and computes; speed.json what one module does, at the sizes told there."
+    "The runs save the counts of the complete model; speed.json has those of one module, at the sizes named there."
 )
 
 
-def title(kind: Kind, section: Section) -> str:
+def title(kind: Kind, compared: Comparison) -> str:
     """Name a matrix."""
-    return f"Share of the teacher's {section.score} recovered" if kind == "recovered" else "Interface cosine at the end"
+    return f"Share of the teacher's {compared.score} recovered" if kind == "recovered" else "Interface cosine at the end"
 
 
-def reading(kind: Kind, section: Section) -> str:
-    """Say how the numbers of a matrix came about and how to read them."""
+def reading(kind: Kind, compared: Comparison) -> str:
+    """Say what the numbers of a matrix are and how to read them."""
     what = {
-        "recovered": f"Final {section.score} of the students alone, over the teacher's on the same examples",
-        "cosine": "Mean over the sites, at the last look, on the students' own stream; 1 is the same direction",
+        "recovered": f"Final {compared.score} of the students alone, over the teacher's on the same examples",
+        "cosine": "Mean over the sites, at the last evaluation, on the students' own activations; 1 is the same direction",
     }[kind]
-    counts = section.seeds(kind)
+    counts = compared.seeds(kind)
     if not counts:
         return f"{what}. Not measured in these runs."
     if counts == [1]:
         return f"{what}. One seed (n = 1): no intervals, no tests."
-    n = f"n = {counts[-1]} seeds" + ("" if len(counts) == 1 else ", fewer where said")
+    n = f"n = {counts[-1]} seeds" + ("" if len(counts) == 1 else ", fewer where noted")
     return (
-        f"{what}: mean ± half of the 95 % interval, {n}. “{BEST}” stands only where the best mean of a row is significantly "
+        f"{what}: mean ± half of the 95 % interval, {n}. “{BEST}” marks a row only where its best mean is significantly "
         f"above the next (paired by seed, p < {ALPHA} after Holm's adjustment over the rows)."
     )
 
 
 def leads(lead: Lead | None) -> bool:
-    """Say whether the best method is ahead of the next by more than the noise explains."""
+    """Whether the best method is above the next by more than the noise explains."""
     return lead is not None and lead.difference.mean > 0 and lead.holm is not None and lead.holm < ALPHA
 
 
-def sentences(section: Section, speed: Speed | None) -> list[str]:
+def sentences(compared: Comparison, speed: Speed | None) -> list[str]:
     """Say what the numbers show, and what they do not."""
-    found = [_most(section), _methods(section), "" if speed is None else _fastest(speed)]
+    found = [_most(compared), _methods(compared), "" if speed is None else _fastest(speed)]
     return [sentence for sentence in found if sentence]
 
 
-def markdown(section: Section, speed: Speed | None) -> str:
-    """Write the section as Markdown."""
-    parts = ["", "## Operators", "", *tables.bullets(sentences(section, speed))]
+def markdown(compared: Comparison, speed: Speed | None) -> str:
+    """Write the compared as Markdown."""
+    parts = ["# Operators", "", *tables.bullets(sentences(compared, speed))]
     for kind in KINDS:
-        if section.seeds(kind):
-            parts += ["", f"### {tables.escaped(title(kind, section))}", "", tables.escaped(reading(kind, section)), ""]
+        if compared.seeds(kind):
+            parts += ["", f"## {tables.escaped(title(kind, compared))}", "", tables.escaped(reading(kind, compared)), ""]
             rows = [
-                [operator.name, *(_with_mark(operator, kind, method, section) for method, _ in section.methods)]
-                for operator in section.operators
+                [operator.name, *(_with_mark(operator, kind, method, compared) for method, _ in compared.methods)]
+                for operator in compared.operators
             ]
-            parts += tables.as_table(["Operator", *(label for _, label in section.methods)], rows)
-    headings, costs = cost_table(section, speed)
-    parts += ["", "### Parameters and operations", "", COUNTED, "", *tables.as_table(headings, costs)]
-    parts += ["", "### Inference speed-up over the teacher", ""]
+            parts += tables.as_table(["Operator", *(label for _, label in compared.methods)], rows)
+    headings, costs = cost_table(compared, speed)
+    parts += ["", "## Parameters and operations", "", COUNTED, "", *tables.as_table(headings, costs)]
+    parts += ["", "## Inference speed-up over the teacher", ""]
     if speed is None:
         return "\n".join([*parts, NOT_MEASURED, ""])
     headings, times = speed_table(speed)
     return "\n".join([*parts, tables.escaped(speed_reading(speed)), "", *tables.as_table(headings, times), ""])
 
 
-def page_section(section: Section, speed: Speed | None) -> dict[str, Any]:
+def csv(compared: Comparison) -> str:
+    """Write one row of plain numbers per operator and method; what is unknown is empty."""
+    return tables.as_csv(
+        [
+            {"operator": operator.name, "method": method, "student": operator.student}
+            | tables.estimated("recovered", operator.found["recovered"].get(method))
+            | tables.estimated("last_cosine", operator.found["cosine"].get(method))
+            for operator in compared.operators
+            for method in operator.by_seed["recovered"]
+        ]
+    )
+
+
+def page_data(compared: Comparison, speed: Speed | None) -> dict[str, Any]:
     """Gather what the page shows."""
     return {
-        "findings": sentences(section, speed),
-        "matrices": [_matrix(kind, section) for kind in KINDS if section.seeds(kind)],
+        "findings": sentences(compared, speed),
+        "matrices": [_matrix(kind, compared) for kind in KINDS if compared.seeds(kind)],
         "counted": COUNTED,
-        "costs": cost_table(section, speed),
+        "costs": cost_table(compared, speed),
         "speed": None if speed is None else _page_speed(speed),
         "speed_hint": NOT_MEASURED if speed is None else speed_reading(speed),
     }
 
 
 def operator_styles(names: Sequence[str]) -> dict[str, LineStyle]:
-    """Give every operator a look of its own, in the order of the names."""
+    """Give every operator a style of its own, in the order of the names."""
     many = len(COLOURS)
     return {name: LineStyle(*COLOURS[i % many], (), MARKERS[(i + i // many) % len(MARKERS)]) for i, name in enumerate(names)}
 
 
-def cost_table(section: Section, speed: Speed | None) -> tuple[list[str], list[list[str]]]:
-    """Write what the runs counted for each operator, and the module alone beside its teacher; empty columns are left out."""
+def cost_table(compared: Comparison, speed: Speed | None) -> tuple[list[str], list[list[str]]]:
+    """Write what the runs counted for each operator, and the module compared with its teacher; empty columns are omitted."""
     longest = speed.tokens[-1] if speed and speed.tokens else 0
     at_longest = {n: points[-1] for n, points in (speed.timed if speed else {}).items() if points[-1].tokens == longest}
-    here = {operator.name for operator in section.operators}
-    aside = [name for name in at_longest if name not in here]
+    compared_too = {operator.name for operator in compared.operators}
+    only_timed = [name for name in at_longest if name not in compared_too]
     columns: list[tuple[str, Callable[[Operator], str]]] = [
         ("Student", lambda one: one.student),
         ("Parameters of the model, teachers gone", lambda one: _span(one.parameters, lambda value: f"{value:,.0f}")),
         ("A training step of the students", lambda one: _span(one.step, flops)),
         ("A forward of the teachers replaced", lambda one: _span(one.teachers, flops)),
     ]
-    rows = [[operator.name, *(read(operator) for _, read in columns)] for operator in section.operators]
-    rows += [[name, speed.students.get(name, NOTHING) if speed else NOTHING, *[NOTHING] * 3] for name in aside]
+    rows = [[operator.name, *(read(operator) for _, read in columns)] for operator in compared.operators]
+    rows += [[name, speed.students.get(name, NOTHING) if speed else NOTHING, *[NOTHING] * 3] for name in only_timed]
     headings = ["Operator", *(heading for heading, _ in columns)]
     if at_longest:
         headings += [f"Module's parameters / teacher's, {longest} tokens", f"Module's operations / teacher's, {longest} tokens"]
@@ -141,46 +154,46 @@ def speed_reading(speed: Speed) -> str:
     )
 
 
-def _most(section: Section) -> str:
-    """Name the operator that recovers most, and whether that is more than the next does."""
-    ranked = [one for one in section.operators if one.ranked("recovered")]
+def _most(compared: Comparison) -> str:
+    """Name the operator that recovers most, and say whether it recovers more than the next one."""
+    ranked = [one for one in compared.operators if one.ranked("recovered")]
     if not ranked:
-        return f"No run ended with a finite {section.score} beside a teacher above zero: nothing can be recovered."
-    text = f"Most of the teacher's {section.score} is recovered, by the mean, by {_told(ranked[0], section)}"
+        return f"No run ended with a finite {compared.score} and a teacher's above zero: no share can be computed."
+    text = f"The operator with the highest mean share of the teacher's {compared.score} is {_described(ranked[0], compared)}"
     if len(ranked) < 2:
         return f"{text}."
     difference = across(ranked[0], ranked[1], "recovered")
-    beside = f"{text}; the next operator is {_told(ranked[1], section)}"
+    both = f"{text}; the next operator is {_described(ranked[1], compared)}"
     if difference is None or difference.p is None:
-        return f"{beside}. Whether they really differ cannot be said: that needs two common seeds, and a spread between them."
+        return f"{both}. Whether they differ cannot be tested: that takes two common seeds with different values."
     inside = "within the noise" if difference.p >= ALPHA else "more than the noise explains, taken alone"
-    return f"{beside}. The difference, {SHARE.difference(difference)}, p {_is(difference.p)}, is {inside}."
+    return f"{both}. The difference, {SHARE.difference(difference)}, p {_is(difference.p)}, is {inside}."
 
 
-def _methods(section: Section) -> str:
-    """Say for how many operators the choice of the method matters beyond the noise."""
-    if len(section.methods) < 2:
-        return f"One method only, {short(section.methods[0][1])}: methods are not compared."
-    wins = Counter(section.label(ranked[0]) for one in section.operators if (ranked := one.ranked("recovered")))
-    by_mean = listed([f"{short(label)} ({count} of {len(section.operators)})" for label, count in wins.most_common()])
-    tested = [(one, lead) for one in section.operators if (lead := one.leads["recovered"]) and lead.holm is not None]
+def _methods(compared: Comparison) -> str:
+    """Say for how many operators the choice of the method matters more than the noise."""
+    if len(compared.methods) < 2:
+        return f"One method only, {short(compared.methods[0][1])}: methods are not compared."
+    wins = Counter(compared.label(ranked[0]) for one in compared.operators if (ranked := one.ranked("recovered")))
+    by_mean = listed([f"{short(label)} ({count} of {len(compared.operators)})" for label, count in wins.most_common()])
+    tested = [(one, lead) for one in compared.operators if (lead := one.leads["recovered"]) and lead.holm is not None]
     head = f"Best method by the mean: {by_mean}"
     if not tested:
-        return f"{head}. No difference can be told from the noise: that needs two common seeds, and a spread between them."
+        return f"{head}. No difference can be tested: that takes two common seeds with different values."
     ahead = [(one, lead) for one, lead in tested if leads(lead)]
     family = f"after Holm's adjustment over {counted(len(tested), 'operator')}"
     if not ahead:
         return f"{head}. The best is significantly above the next ({family}) for none: these differences are within the noise."
-    told = [
-        f"{short(one.name)} ({short(section.label(lead.best))}, {SHARE.change(lead.difference.mean)})" for one, lead in ahead
+    described = [
+        f"{short(one.name)} ({short(compared.label(lead.best))}, {SHARE.change(lead.difference.mean)})" for one, lead in ahead
     ]
     rest = len(tested) - len(ahead)
     others = f"; for the other {rest} the difference is within the noise" if rest else ""
-    return f"{head}. The best is significantly above the next ({family}) for {listed(told)}{others}."
+    return f"{head}. The best is significantly above the next ({family}) for {listed(described)}{others}."
 
 
 def _fastest(speed: Speed) -> str:
-    """Say which operator gains most at the greatest length, and from where on each one gains at all."""
+    """Say which operator is fastest at the greatest length, and from which length on each one is faster than its teacher."""
     longest = speed.tokens[-1] if speed.tokens else 0
     there = {name: points[-1].faster for name, points in speed.timed.items() if points[-1].tokens == longest}
     if not there:
@@ -191,7 +204,7 @@ def _fastest(speed: Speed) -> str:
     parts = [f"{short(one)} from {tokens}" for one, tokens in sorted(begins.items(), key=_by_length) if tokens is not None]
     never = [one for one, tokens in begins.items() if tokens is None]
     sure = f"Faster in three quarters of the rounds, at every longer sequence too: {listed(parts)} tokens on."
-    return f"{text}." + (f" {sure}" if parts else "") + (f" Not so at any length measured: {listed(never)}." if never else "")
+    return f"{text}." + (f" {sure}" if parts else "") + (f" At no measured length: {listed(never)}." if never else "")
 
 
 def _by_length(pair: tuple[str, int | None]) -> int:
@@ -206,8 +219,8 @@ def _wins_from(speed: Speed, name: str) -> int | None:
     return begin
 
 
-def _matrix(kind: Kind, section: Section) -> dict[str, Any]:
-    means = [one.mean for operator in section.operators for one in operator.found[kind].values() if one is not None]
+def _matrix(kind: Kind, compared: Comparison) -> dict[str, Any]:
+    means = [one.mean for operator in compared.operators for one in operator.found[kind].values() if one is not None]
     low, spread = min(means), max(means) - min(means)
 
     def cell(operator: Operator, method: str) -> dict[str, Any] | None:
@@ -217,16 +230,16 @@ def _matrix(kind: Kind, section: Section) -> dict[str, Any]:
         shade = round((found.mean - low) / spread, 3) if spread else 0
         lead = operator.leads[kind]
         mark = BEST if leads(lead) and lead is not None and lead.best == method else ""
-        return {"text": _cell(found, kind, section), "shade": shade, "mark": mark}
+        return {"text": _cell(found, kind, compared), "shade": shade, "mark": mark}
 
     return {
         "id": kind,
-        "title": title(kind, section),
-        "hint": reading(kind, section),
-        "methods": [name for name, _ in section.methods],
+        "title": title(kind, compared),
+        "hint": reading(kind, compared),
+        "methods": [label for _, label in compared.methods],
         "rows": [
-            {"name": one.name, "student": one.student, "cells": [cell(one, name) for name, _ in section.methods]}
-            for one in section.operators
+            {"name": one.name, "student": one.student, "cells": [cell(one, name) for name, _ in compared.methods]}
+            for one in compared.operators
         ],
     }
 
@@ -246,24 +259,24 @@ def _page_speed(speed: Speed) -> dict[str, Any]:
     }
 
 
-def _with_mark(operator: Operator, kind: Kind, method: str, section: Section) -> str:
+def _with_mark(operator: Operator, kind: Kind, method: str, compared: Comparison) -> str:
     found, lead = operator.found[kind].get(method), operator.leads[kind]
     if found is None:
         return NOTHING
-    text = _cell(found, kind, section)
+    text = _cell(found, kind, compared)
     return f"{text} ({BEST})" if leads(lead) and lead is not None and lead.best == method else text
 
 
-def _cell(found: Estimate, kind: Kind, section: Section) -> str:
-    fewer = "" if found.n == section.seeds(kind)[-1] else f" (n = {found.n})"
+def _cell(found: Estimate, kind: Kind, compared: Comparison) -> str:
+    fewer = "" if found.n == compared.seeds(kind)[-1] else f" (n = {found.n})"
     return SCALES[kind].estimate(found) + fewer
 
 
-def _told(operator: Operator, section: Section) -> str:
+def _described(operator: Operator, compared: Comparison) -> str:
     method = operator.ranked("recovered")[0]
     found = operator.found["recovered"][method]
     n = "" if found is None else f", n = {found.n}"
-    return f"{short(operator.name)} with {short(section.label(method))} ({SHARE.estimate(found)}{n})"
+    return f"{short(operator.name)} with {short(compared.label(method))} ({SHARE.estimate(found)}{n})"
 
 
 def _faster(found: Faster | None) -> str:

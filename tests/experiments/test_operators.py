@@ -1,29 +1,29 @@
-"""The section on operators: numbers against independent computations, and silence where nothing can be said."""
+"""The report on operators: numbers against independent computations, and no claim where nothing can be tested."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
 import statistics
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.operators import comparison, figures, report, runs, speed, text
+from experiments.operators.comparison import Comparison, described, last_cosine, recovered
+from scipy import stats
 
 from segue.errors import ResultError
 from segue.lab.config import to_dict
-from segue.lab.report import figures, operator_figures, operator_words, operators, page, speed, tables
-from segue.lab.report.operators import Section, described, last_cosine, recovered
-from segue.lab.report.page_data import page_data
+from segue.lab.report import tables
+from segue.lab.report.figures import settings
 from segue.lab.report.summary import summarize
 from segue.plan import Plan
 from segue.reporting.formatting import NOTHING
-from segue.reporting.records import Result
+from segue.reporting.records import Result, read_all
 from segue.students import Fourier, LeastSquares, LinearAttention, Linformer, StudentFactory
 from tests.lab.report.measured_runs import cost_of, with_cost
 from tests.lab.report.pages import NASTY, data_in
@@ -62,8 +62,8 @@ def runs_of(finals: dict[str, dict[str, list[float]]] = FINALS) -> list[Result]:
     ]
 
 
-def section_of(runs: list[Result]) -> Section:
-    found = operators.section(summarize(runs))
+def compared(runs: list[Result]) -> Comparison:
+    found = comparison.compare(summarize(runs))
     assert found is not None
     return found
 
@@ -91,11 +91,8 @@ def speeds(**changes: Any) -> dict[str, Any]:
 
 
 def test_shares_and_intervals_are_those_of_the_files(tmp_path: Path):
-    stats = pytest.importorskip("scipy.stats")
     save(runs_of(), tmp_path)
-    from segue.reporting.records import read_all
-
-    found = section_of(read_all(tmp_path))
+    found = compared(read_all(tmp_path))
     assert [one.name for one in found.operators] == ["Linformer", "Linear", "Fourier"]  # most recovered first
     for operator in found.operators:
         for method, values in FINALS[operator.name].items():
@@ -107,8 +104,7 @@ def test_shares_and_intervals_are_those_of_the_files(tmp_path: Path):
 
 
 def test_the_best_is_marked_only_where_holms_p_is_below_five_percent():
-    stats = pytest.importorskip("scipy.stats")
-    found = section_of(runs_of())
+    found = compared(runs_of())
     by_name = {operator.name: operator.leads["recovered"] for operator in found.operators}
     p = {name: stats.ttest_rel(*sorted(FINALS[name].values(), key=statistics.mean, reverse=True)).pvalue for name in by_name}
     ordered = sorted(p, key=p.__getitem__)
@@ -119,33 +115,32 @@ def test_the_best_is_marked_only_where_holms_p_is_below_five_percent():
         assert lead is not None
         assert lead.difference.p == pytest.approx(p[name])
         assert lead.holm == pytest.approx(adjusted[name])
-    assert [name for name, lead in by_name.items() if operator_words.leads(lead)] == ["Linear"]
-    matrix = operator_words.page_section(found, None)["matrices"][0]
+    assert [name for name, lead in by_name.items() if text.leads(lead)] == ["Linear"]
+    matrix = text.page_data(found, None)["matrices"][0]
     assert [[cell["mark"] for cell in row["cells"]] for row in matrix["rows"]] == [["", ""], ["", "best"], ["", ""]]
     assert "for Linear (DCR, +12.9 points); for the other 2 the difference is within the noise." in " ".join(
-        operator_words.sentences(found, None)
+        text.sentences(found, None)
     )
 
 
 def test_the_two_best_operators_are_compared_by_seed():
-    stats = pytest.importorskip("scipy.stats")
     first, second = (max(FINALS[name].values(), key=statistics.mean) for name in ("Linformer", "Linear"))
     p = stats.ttest_rel(first, second).pvalue
-    told = operator_words.sentences(section_of(runs_of()), None)[0]
-    assert told.startswith("Most of the teacher's accuracy is recovered, by the mean, by Linformer with DCR (90.8 ± ")
+    told = text.sentences(compared(runs_of()), None)[0]
+    assert told.startswith("The operator with the highest mean share of the teacher's accuracy is Linformer with DCR (90.8 ± ")
     assert told.endswith(f", p = {p:.3f}, is within the noise.")
     surer = FINALS | {"Linear": {"dcr": [0.52, 0.44, 0.47]}}
     p = stats.ttest_rel(first, surer["Linear"]["dcr"]).pvalue
-    told = operator_words.sentences(section_of(runs_of(surer)), None)[0]
+    told = text.sentences(compared(runs_of(surer)), None)[0]
     assert told.endswith(f", p = {p:.3f}, is more than the noise explains, taken alone.")
 
 
 def test_differences_that_are_alike_in_every_seed_are_not_called_significant():
-    found = section_of(runs_of({"Linear": {"student_only": [0.5, 0.6], "dcr": [0.51, 0.61]}, "Fourier": {"dcr": [0.3, 0.3]}}))
+    found = compared(runs_of({"Linear": {"student_only": [0.5, 0.6], "dcr": [0.51, 0.61]}, "Fourier": {"dcr": [0.3, 0.3]}}))
     lead = found.operators[0].leads["recovered"]
     assert lead is not None
     assert (lead.difference.p, lead.holm) == (None, None)
-    assert "No difference can be told from the noise" in operator_words.sentences(found, None)[1]
+    assert "No difference can be tested" in text.sentences(found, None)[1]
 
 
 def test_the_cosine_is_the_mean_over_sites_at_the_last_look_that_measured_it():
@@ -169,29 +164,28 @@ def test_nothing_is_recovered_of_no_score(teacher: float | None, final: float | 
 def test_one_student_is_no_comparison():
     alone = [one("Linear", "dcr", seed, 0.5) for seed in range(2)]
     same = [*alone, one("another group", "dcr", 0, 0.5, STUDENTS["Linear"])]
-    mixed = [*alone, one("Linear", "student_only", 0, 0.5, Fourier())]  # method and operator cannot be told apart
-    for runs in (alone, same, mixed, [run(looks=2, sites=1)]):
-        assert operators.section(summarize(runs)) is None
-        assert page_data(summarize(runs), runs, "x")["operators"] is None
+    mixed = [*alone, one("Linear", "student_only", 0, 0.5, Fourier())]  # method and operator cannot be distinguished
+    for found in (alone, same, mixed, [run(looks=2, sites=1)]):
+        assert comparison.compare(summarize(found)) is None
 
 
 def test_one_seed_has_no_interval_no_mark_and_says_so():
-    found = section_of(runs_of({name: {method: v[:1] for method, v in of.items()} for name, of in FINALS.items()}))
-    data = operator_words.page_section(found, None)
+    found = compared(runs_of({name: {method: v[:1] for method, v in of.items()} for name, of in FINALS.items()}))
+    data = text.page_data(found, None)
     texts = [cell["text"] for matrix in data["matrices"] for row in matrix["rows"] for cell in row["cells"]]
     assert not any("±" in text for text in texts)
     assert not any(cell["mark"] for matrix in data["matrices"] for row in matrix["rows"] for cell in row["cells"])
     assert "One seed (n = 1): no intervals, no tests." in data["matrices"][0]["hint"]
-    assert "Whether they really differ cannot be said" in data["findings"][0]
-    assert "No difference can be told from the noise" in data["findings"][1]
-    with figures._settings():
-        assert operator_figures.recovered(found).texts[0].get_text() == "one seed: no interval"
+    assert "Whether they differ cannot be tested" in data["findings"][0]
+    assert "No difference can be tested" in data["findings"][1]
+    with settings():
+        assert figures.recovered(found).texts[0].get_text() == "one seed: no interval"
 
 
 def test_cells_of_fewer_seeds_and_missing_methods_are_told():
     finals = {"Linear": {"student_only": [0.5, 0.6, 0.55], "dcr": [0.6, 0.7]}, "Fourier": {"dcr": [0.3, 0.4, 0.35]}}
-    matrix = operator_words.page_section(section_of(runs_of(finals)), None)["matrices"][0]
-    assert "n = 3 seeds, fewer where said" in matrix["hint"]
+    matrix = text.page_data(compared(runs_of(finals)), None)["matrices"][0]
+    assert "n = 3 seeds, fewer where noted" in matrix["hint"]
     cells = matrix["rows"][0]["cells"]
     assert cells[1]["text"].endswith(" (n = 2)")
     assert "n =" not in cells[0]["text"]
@@ -201,22 +195,22 @@ def test_cells_of_fewer_seeds_and_missing_methods_are_told():
 def test_students_are_described_by_what_tells_them_apart():
     groups = {"a": Linformer(rank=4), "b": Linformer(rank=8), "c": Linformer(rank=8, init=LeastSquares())}
     runs = [one(name, "dcr", 0, 0.5, student) for name, student in groups.items()]
-    words = {operator.name: operator.student for operator in section_of(runs).operators}
+    words = {operator.name: operator.student for operator in compared(runs).operators}
     assert words["a"].startswith("Linformer(init=CopyMatching(), rank=4")
     assert words["c"].startswith("Linformer(init=LeastSquares(")
-    assert section_of(runs[:2]).operators[0].student == "Linformer(rank=4)"
+    assert compared(runs[:2]).operators[0].student == "Linformer(rank=4)"
     assert described({"unsaved": "mine"}) == "mine()"
 
 
 def test_costs_are_what_the_runs_saved_and_columns_without_numbers_are_left_out():
-    headings, rows = operator_words.cost_table(section_of(runs_of()), None)
+    headings, rows = text.cost_table(compared(runs_of()), None)
     assert headings == [
         "Operator", "Student", "Parameters of the model, teachers gone", "A training step of the students",
         "A forward of the teachers replaced",
     ]  # fmt: skip
     assert rows[1] == ["Linear", "LinearAttention(feature_map='elu')", "50,000", "900 FLOPs", "20 FLOPs"]
     bare = [with_cost(result, {}) for result in runs_of()]
-    assert operator_words.cost_table(section_of(bare), None)[0] == ["Operator", "Student"]
+    assert text.cost_table(compared(bare), None)[0] == ["Operator", "Student"]
 
 
 def test_speed_is_the_median_of_the_ratios_of_rounds(tmp_path: Path):
@@ -229,59 +223,65 @@ def test_speed_is_the_median_of_the_ratios_of_rounds(tmp_path: Path):
     assert (last.median, last.rounds) == (pytest.approx(statistics.median(ratios[0])), 3)
     assert last.low == pytest.approx((sorted(ratios[0])[0] + sorted(ratios[0])[1]) / 2)
     assert [round(one.faster.median, 6) for one in found.timed["Linear"]] == [2.0, 8.0]
-    headings, rows = operator_words.cost_table(section_of(runs_of()), found)
+    headings, rows = text.cost_table(compared(runs_of()), found)
     assert headings[-1] == "Module's operations / teacher's, 256 tokens"
     assert {row[0]: row[-1] for row in rows} == {"Linear": "0.5", "Fourier": "0.2", "Linformer": NOTHING}
-    told = operator_words.sentences(section_of(runs_of()), found)[-1]
+    told = text.sentences(compared(runs_of()), found)[-1]
     assert told.startswith("At 256 tokens the fastest is Linear: 8 (8 to 8) times its teacher's speed.")
-    assert told.endswith("Linear from 64 tokens on. Not so at any length measured: Fourier.")
+    assert told.endswith("Linear from 64 tokens on. At no measured length: Fourier.")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 7}', json.dumps(speeds(points=[{"tokens": 3}]))])
 def test_a_file_of_times_that_cannot_be_understood_is_named(tmp_path: Path, text: str):
     (tmp_path / "speed.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ResultError, match=r"It is not what experiments/operators/speed.py writes"):
+    with pytest.raises(ResultError, match="is not a file of measured times"):
         speed.read(tmp_path)
 
 
-def test_the_report_is_whole_with_and_without_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(figures, "draw", lambda summary, folder: [folder.mkdir(exist_ok=True)][:0])  # these stand elsewhere
+def test_the_report_is_complete_with_and_without_times(tmp_path: Path):
     save(runs_of(), tmp_path)
-    data = data_in(page.build(tmp_path).read_text(encoding="utf-8"))
-    assert [name for name in data["files"] if "figures" in name] == ["figures/operators.png", "figures/operators.pdf"]
-    assert data["operators"]["speed"] is None
-    assert "python experiments/operators/speed.py --out" in data["operators"]["speed_hint"]
-    assert "python experiments/operators/speed.py --out" in (tmp_path / "table.md").read_text(encoding="utf-8")
+    data = data_in(report.build(tmp_path).read_text(encoding="utf-8"))
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["operators.pdf", "operators.png"]
+    assert data["speed"] is None
+    assert "python experiments/operators/speed.py --out" in data["speed_hint"]
+    assert "python experiments/operators/speed.py --out" in (tmp_path / "operators.md").read_text(encoding="utf-8")
     (tmp_path / "speed.json").write_text(json.dumps(speeds()), encoding="utf-8")
-    data = data_in(page.build(tmp_path).read_text(encoding="utf-8"))
-    assert {"figures/speed.png", "figures/speed.pdf"} < set(data["files"])
-    assert data["operators"]["speed"]["series"][0]["points"] == [[64, 2.0], [256, 8.0]]
-    assert "| Linear | elu | 2 (2 to 2) | 8 (8 to 8) |" in (tmp_path / "table.md").read_text(encoding="utf-8")
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text(encoding="utf-8"))))
-    row = next(row for row in rows if (row["group"], row["method"]) == ("Linear", "dcr"))
+    data = data_in(report.build(tmp_path).read_text(encoding="utf-8"))
+    assert {"speed.png", "speed.pdf"} < {path.name for path in (tmp_path / "figures").iterdir()}
+    assert data["speed"]["series"][0]["points"] == [[64, 2.0], [256, 8.0]]
+    assert "| Linear | elu | 2 (2 to 2) | 8 (8 to 8) |" in (tmp_path / "operators.md").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "operators.csv").read_text(encoding="utf-8"))))
+    row = next(row for row in rows if (row["operator"], row["method"]) == ("Linear", "dcr"))
     assert float(row["recovered_mean"]) == pytest.approx(statistics.mean(FINALS["Linear"]["dcr"]) / TEACHER)
+
+
+def test_runs_without_a_comparison_are_refused_before_anything_is_written(tmp_path: Path):
+    save([one("Linear", "dcr", 0, 0.5)], tmp_path)
+    with pytest.raises(ResultError, match="do not compare operators"):
+        report.build(tmp_path)
+    assert not (tmp_path / "operators.html").exists()
 
 
 def test_odd_names_stay_text():
     odd = [one(NASTY, "dcr", seed, 0.5, STUDENTS["Linear"], label=NASTY) for seed in range(2)]
     odd += [one("$a_b$ | `c`", "dcr", seed, 0.6, STUDENTS["Fourier"], label=NASTY) for seed in range(2)]
-    times = speed.understood(speeds(students={NASTY: NASTY, "$x$": "y"}))
-    found = section_of(odd)
-    written = page.page(page_data(summarize(odd), odd, "x", times))
+    times = speed.parse(speeds(students={NASTY: NASTY, "$x$": "y"}))
+    found = compared(odd)
+    written = report.page(found, times, NASTY)
     assert "<img" not in written
-    assert data_in(written)["operators"]["matrices"][0]["rows"][1]["name"] == NASTY
-    text = operator_words.markdown(found, times)
-    assert "<img" not in text
-    assert tables.escaped("$a_b$ | `c`") in text
-    with figures._settings():
-        for drawn in (operator_figures.recovered(found), operator_figures.speed_up(times)):
+    assert data_in(written)["matrices"][0]["rows"][1]["name"] == NASTY
+    markdown = text.markdown(found, times)
+    assert "<img" not in markdown
+    assert tables.escaped("$a_b$ | `c`") in markdown
+    with settings():
+        for drawn in (figures.recovered(found), figures.speed_up(times)):
             drawn.draw_without_rendering()
 
 
 def test_figures_show_every_mean_its_interval_and_the_ring():
-    found = section_of(runs_of())
-    with figures._settings():
-        drawn = operator_figures.recovered(found)
+    found = compared(runs_of())
+    with settings():
+        drawn = figures.recovered(found)
         drawn.draw_without_rendering()
         axes = drawn.axes[0]
     dots = [line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 1 and line.get_fillstyle() != "none"]
@@ -299,8 +299,8 @@ def test_names_at_the_ends_of_lines_keep_their_distance():
     data = speeds(students=dict.fromkeys(names, "s"))
     for point in data["points"]:
         point["students"] = dict.fromkeys(names, point["students"]["Linear"])
-    with figures._settings():
-        drawn = operator_figures.speed_up(speed.understood(data))
+    with settings():
+        drawn = figures.speed_up(speed.parse(data))
         drawn.draw_without_rendering()
     boxes = sorted((text.get_window_extent() for text in drawn.axes[0].texts), key=lambda box: box.y0)
     assert len(boxes) == 10  # with the teacher
@@ -308,28 +308,13 @@ def test_names_at_the_ends_of_lines_keep_their_distance():
     assert all(box.x1 <= drawn.bbox.x1 for box in boxes)
 
 
-@pytest.fixture(scope="module")
-def script() -> Any:
-    place = Path(__file__).parents[3] / "experiments" / "operators"
-    found = {}
-    for name in ("speed", "runs"):
-        spec = importlib.util.spec_from_file_location(f"operators_{name}", place / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        found[name] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found[name])
-    yield found
-    for module in found.values():
-        del sys.modules[module.__name__]
-
-
-def test_what_the_script_measures_is_what_the_report_reads(script: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(script["speed"], "REPEATED_BELOW", 1)
-    assert list(script["speed"].operators(48)) == list(script["runs"].operators(48)) == list(script["speed"].SAID)
-    data = json.loads(json.dumps(script["speed"].measure([16], seconds=0.0, least=2)))
-    found = speed.understood(data)
+def test_what_the_script_measures_is_what_the_report_reads(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(speed, "REPEATED_BELOW", 1)
+    assert list(speed.operators(48)) == list(runs.operators(48)) == list(speed.SIZES)
+    data = json.loads(json.dumps(speed.measure([16], seconds=0.0, least=2)))
+    found = speed.parse(data)
     assert found.tokens == [16]
-    assert list(found.timed) == list(script["speed"].SAID)
+    assert list(found.timed) == list(speed.SIZES)
     assert all(one.faster.median > 0 and one.faster.rounds == 2 for points in found.timed.values() for one in points)
     teacher = data["points"][0]["teacher"]
     assert teacher["operations"] == 2 * 16 * 384 * 4 * 384 + 4 * 16 * 16 * 384  # projections, scores and sums
@@ -340,40 +325,33 @@ def test_what_the_script_measures_is_what_the_report_reads(script: Any, monkeypa
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    times = speed.understood(speeds())
-    alone = [one("Linear", "dcr", 0, 0.5)]
-    kinds: dict[str, tuple[list[Result], Any]] = {
-        "whole": (runs_of(), times),
-        "no times": (runs_of(), None),
-        "alone": (alone, times),
-    }
-    for name, (runs, measured) in kinds.items():
-        (folder / f"{name}.html").write_text(page.page(page_data(summarize(runs), runs, "x", measured)), encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in kinds}
+    for name, times in (("timed", speed.parse(speeds())), ("not timed", None)):
+        (folder / f"{name}.html").write_text(report.page(compared(runs_of()), times, "x"), encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in ("timed", "not timed")}
 
 
-def test_the_page_shows_the_section_at_every_width(visit):
-    view = visit("whole", scheme="dark")
-    assert view.locator("#operators-findings li").count() == 3
-    assert view.locator("#operators table").count() == 4
-    row = view.locator("#operators table").first.locator("tbody tr").nth(1)
-    assert row.inner_text().replace("\u00a0", " ").startswith("Linear")
-    assert row.locator(".mark").all_inner_texts() == ["best"]
+def test_the_page_shows_everything_at_every_width(visit):
+    view = visit("timed", scheme="dark")
     view.locator("#figure-speed path.series").first.wait_for()
+    assert view.locator("#findings li").count() == 3
+    assert view.locator("table").count() == 4
+    row = view.locator("table").first.locator("tbody tr").nth(1)
+    assert row.inner_text().startswith("Linear")
+    assert row.locator(".mark").all_inner_texts() == ["best"]
+    assert view.locator("td[data-shade='1.0']").first.evaluate("(cell) => cell.style.getPropertyValue('--shade')") == "1.0"
     assert view.locator("#figure-speed .end-name").all_text_contents() == ["Fourier", "teacher", "Linear"]
     view.locator("#figure-speed .plot").focus()
     view.keyboard.press("End")
     assert view.locator("#spoken").text_content().startswith("256 tokens: Linear 8 \u00d7")
     view.keyboard.press("Escape")
     view.set_viewport_size({"width": 360, "height": 800})
-    view.locator("#operators .legend").wait_for()
+    view.locator("#legend").wait_for()
     view.wait_for_timeout(60)
     assert view.locator("#figure-speed .end-name").count() == 0
     assert view.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def test_the_page_says_how_to_measure_and_hides_what_is_no_comparison(visit):
-    view = visit("no times")
+def test_the_page_says_how_to_measure_speed(visit):
+    view = visit("not timed", wait="main")
     assert view.locator("#figure-speed").count() == 0
-    assert "experiments/operators/speed.py" in view.locator("#operators").inner_text()
-    assert not visit("alone").locator("#operators-card").is_visible()
+    assert "experiments/operators/speed.py" in view.locator("#speed").inner_text()

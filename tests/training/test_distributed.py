@@ -1,10 +1,7 @@
-"""fit() in two gloo processes, under DDP and under FSDP2, against one process on the same batches."""
+"""Training in two gloo processes, under DDP and under FSDP2, against one process on the same batches."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -15,6 +12,7 @@ from segue.lab.config import from_dict
 from segue.lab.run import run
 from segue.reporting.records import read_all
 from tests.helpers import tiny_runs
+from tests.helpers.processes import Ranks, run_python
 from tests.helpers.tiny import Net, same_state
 from tests.training.fit_workers import (
     DEPTH,
@@ -25,8 +23,8 @@ from tests.training.fit_workers import (
     Stopping,
     coins,
     fit,
+    jobs,
     lab,
-    spawn,
     train,
     without_times,
 )
@@ -34,7 +32,7 @@ from tests.training.fit_workers import (
 
 @pytest.fixture(scope="module")
 def left_by_one(tmp_path_factory):
-    """Let one process stop in the middle, for two to go on with."""
+    """Let one process stop in the middle, for two to resume."""
     folder = tmp_path_factory.mktemp("ranks")
     for engine in ENGINES:
         for name in ("dcr_dfg", "no plan"):
@@ -46,20 +44,12 @@ def left_by_one(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(left_by_one):
-    return spawn(left_by_one)
+    return Ranks(jobs(left_by_one), left_by_one)
 
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
     return train("one", tmp_path_factory.mktemp("one"))
-
-
-def of_job(ranks, job):
-    results = [found[job] for found in ranks]
-    for result in results:
-        if isinstance(result, str):
-            pytest.fail(result)
-    return results
 
 
 def assert_close(found, wanted, where=""):
@@ -80,7 +70,7 @@ def assert_close(found, wanted, where=""):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_points_and_weights_are_those_of_one_process(engine, ranks, single):
-    first, second = of_job(ranks, f"train {engine}")
+    first, second = ranks[f"train {engine}"]
     assert len(first) >= 5
     for name, wanted in single.items():
         if name not in first:
@@ -95,7 +85,7 @@ def test_points_and_weights_are_those_of_one_process(engine, ranks, single):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_process_takes_its_part_of_every_batch_through_the_engine_that_was_asked_for(engine, ranks, single):
     networks = {"ddp": ["DistributedDataParallel"], "fsdp2": ["FSDPNet"]}
-    first, second = of_job(ranks, f"train {engine}")
+    first, second = ranks[f"train {engine}"]
     for name in first:
         for found in (first[name], second[name]):
             assert found["networks"] == networks[engine], name
@@ -108,27 +98,27 @@ def test_the_coins_of_those_runs_fall_all_on_the_teacher_all_on_the_student_and_
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_run_goes_on_bit_for_bit_with_the_dropout_of_each_process(engine, ranks):
-    for found in of_job(ranks, f"resume {engine}"):
+def test_a_run_resumes_bit_for_bit_with_the_dropout_of_each_process(engine, ranks):
+    for found in ranks[f"resume {engine}"]:
         for name, both in found.items():
             assert both["resumed points"] == both["points"], name
             assert same_state(both["resumed"], both["weights"]), name
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_one_process_goes_on_with_what_two_have_left_and_the_reverse(engine, ranks, left_by_one):
-    (left, _), (gone_on, also) = of_job(ranks, f"leave_at {engine}"), of_job(ranks, f"go_on {engine}")
+def test_one_process_resumes_a_run_of_two_and_the_reverse(engine, ranks, left_by_one):
+    (left, _), (gone_on, also) = ranks[f"leave_at {engine}"], ranks[f"go_on {engine}"]
     for name in ("dcr_dfg", "no plan"):
-        wanted = without_times(fit("one", PLANS[name], steps=STEPS).points)
+        wanted = without_times(fit("one", PLANS[name], steps=STEPS).history)
         alone = fit("one", PLANS[name], steps=STEPS, folder=left[name], resume=True)
-        assert_close(without_times(alone.points), wanted, f"one after two, {name}")
+        assert_close(without_times(alone.history), wanted, f"one after two, {name}")
         assert_close(gone_on[name], wanted, f"two after one, {name}")
         assert gone_on[name] == also[name]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_signal_to_one_process_stops_both_after_the_same_step_with_a_checkpoint(engine, ranks):
-    other, hit = of_job(ranks, f"stop {engine}")
+    other, hit = ranks[f"stop {engine}"]
     assert other["SIGTERM 3"] == hit["SIGTERM 3"] == ("SystemExit 143", 4)
     assert hit["SIGINT 2"] == ("KeyboardInterrupt", 3)
     assert other["SIGINT 2"] == ("SystemExit 143", 3)
@@ -137,27 +127,27 @@ def test_a_signal_to_one_process_stops_both_after_the_same_step_with_a_checkpoin
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_nan_in_one_process_stops_both_or_is_left_out_by_both(engine, ranks):
-    first, second = of_job(ranks, f"broken {engine}")
+    first, second = ranks[f"broken {engine}"]
     for found, step in (("stop", 3), ("accumulated", 1), ("loss", 0)):
-        assert first[found].startswith(f"step {step} was to be taken: loss nan")
-        assert second[found].startswith(f"step {step} was to be taken: loss nan")
-    assert "The batch itself holds inf or NaN" in second["stop"]
-    assert "The batch itself holds inf or NaN" in second["accumulated"]
+        assert first[found].startswith(f"step {step} has no finite update: loss nan")
+        assert second[found].startswith(f"step {step} has no finite update: loss nan")
+    assert "The batch itself contains inf or NaN" in second["stop"]
+    assert "The batch itself contains inf or NaN" in second["accumulated"]
     assert first["skip"][0] == second["skip"][0] == 1
     assert same_state(first["skip"][1], second["skip"][1])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_processes_with_batches_of_their_own_train_on_all_of_them(engine, ranks):
-    first, second = of_job(ranks, f"own_batches {engine}")
+    first, second = ranks[f"own_batches {engine}"]
     wanted = fit("one", PLANS["dcr_dfg"], batches=CountedBatches(count=6, size=4))
-    assert_close(first["points"], without_times(wanted.points))
+    assert_close(first["points"], without_times(wanted.history))
     assert first["points"] == second["points"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_trackers_end_without_parting_the_processes(engine, ranks, left_by_one):
-    assert [found["sum"] for found in of_job(ranks, f"track {engine}")] == [2.0, 2.0]
+    assert [found["sum"] for found in ranks[f"track {engine}"]] == [2.0, 2.0]
     assert len(list((left_by_one / f"tracked {engine}").glob("segue/events.out.tfevents*"))) == 1
 
 
@@ -168,7 +158,7 @@ def without_measures_of_the_machine(train):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_whole_run_of_the_lab_has_the_numbers_of_one_process(engine, ranks, left_by_one, tmp_path):
-    first, second = (without_measures_of_the_machine(found) for found in of_job(ranks, f"lab {engine}"))
+    first, second = (without_measures_of_the_machine(found) for found in ranks[f"lab {engine}"])
     wanted = without_measures_of_the_machine(lab("one", tmp_path))
     assert first == second
     assert_close(first, wanted)
@@ -189,15 +179,16 @@ def test_segue_run_launched_by_torchrun_has_the_numbers_of_one_process(tmp_path)
     launch = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m", "segue"]
     options = [f"--option={option}" for option in ("steps=5", "teacher_steps=5", "depth=2")]
     settings = [f"--set={setting}" for setting in ("batch=15", "looks=[1,5]", "recipe.shard=true", "recipe.eps=1e-3")]
-    told = ["run", "--method=theseus", "--preset=demo", "--data-fraction=0.1", f"--out={tmp_path / 'two'}", *options, *settings]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *launch, *told],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [
+        "run",
+        "--method=theseus",
+        "--preset=demo",
+        "--data-fraction=0.1",
+        f"--out={tmp_path / 'two'}",
+        *options,
+        *settings,
+    ]
+    done = run_python("-m", "torch.distributed.run", *launch, *command, cwd=tmp_path)
     assert done.stdout.count("students alone: accuracy") == 1
     (found,) = read_all(tmp_path / "two")
     assert found.meta_info["hardware"]["processes"] == 2
@@ -207,6 +198,6 @@ def test_segue_run_launched_by_torchrun_has_the_numbers_of_one_process(tmp_path)
 
 
 def test_a_checkpoint_of_two_processes_is_one_that_the_public_functions_read(ranks, left_by_one):
-    (left, _) = of_job(ranks, "leave_at fsdp2")
+    (left, _) = ranks["leave_at fsdp2"]
     handover = segue.load_(Net(depth=DEPTH).train(), f"{left['dcr_dfg']}/checkpoints")
     assert 3 <= handover.steps_done <= STEPS

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import segue
-from segue.core.measuring import STATE
+from segue.core.views import ISOLATED
 from segue.diagnostics import Recorder, curvature_bias, gate_gradient_variance, loss_path
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
@@ -54,10 +54,7 @@ def state_of(handover):
         "calls": list(handover.auxiliary.calls),
         "last input": handover._last_input,
         "seams": [
-            {
-                name: copy.copy(getattr(seam, name))
-                for name in (*STATE, "measuring", "closed_in_graph", "weight_now", "mean_now")
-            }
+            {name: copy.copy(getattr(seam, name)) for name in (*ISOLATED, "state", "modes", "modes_in_graph", "student_weight")}
             for seam in handover.seams.values()
         ],
     }
@@ -142,7 +139,7 @@ def test_a_measurement_before_the_first_forward_leaves_the_first_comparison_to_i
     before = state_of(handover)
     measure_all(handover)
     assert_same(state_of(handover), before)
-    assert not any(seam.may_skip for seam in handover.seams.values())
+    assert not any(seam.state.compared for seam in handover.seams.values())
 
 
 @pytest.mark.parametrize("gate", [Bernoulli(), GumbelSoftmax()])
@@ -228,9 +225,9 @@ def test_a_recorder_in_fit_changes_no_loss_and_no_weight(name):
             Net(depth=2, dropout=0.2),
             plan,
             CountedBatches(),
-            segue.training.evaluation.Classification(),
+            segue.Classification(),
             recipe=recipe,
-            looks=(1, 3),
+            evaluations=(1, 3),
             validation=BATCHES,
             measure=measure,
             progress=None,
@@ -239,7 +236,7 @@ def test_a_recorder_in_fit_changes_no_loss_and_no_weight(name):
     recorder = Recorder(BATCHES, loss_fn, ("variance", "curvature", "path"), draws=4, points=2, iterations=2)
     with_it, without = fit(recorder), fit(None)
     assert same_state(with_it.model.state_dict(), without.model.state_dict())
-    for point, plain in zip(with_it.points, without.points, strict=True):
+    for point, plain in zip(with_it.history, without.history, strict=True):
         assert {key: value for key, value in plain.items() if key != "seconds"}.items() <= point.items()
         assert set(point) - set(plain) == {
             *("gate_variance", "gate_variance_error", "data_variance", "predicted_variance"),

@@ -1,9 +1,9 @@
-"""Operators compared: how much of the teacher each one recovers, by which method. Only from saved runs."""
+"""The comparison of operators: how much of the teacher each one recovers, by which method. Only from saved runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,25 +13,11 @@ from segue.reporting.records import Result
 from segue.reporting.statistics import Difference, Estimate, estimate, holm, paired_difference
 
 if TYPE_CHECKING:
-    from segue.lab.report.summary import Group, Method, Summary
+    from segue.lab.report.summary import Group, Summary
 
 Kind = Literal["recovered", "cosine"]
 KINDS: tuple[Kind, ...] = ("recovered", "cosine")
-ALIKE = 1e-9  # half widths below are rounding
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recovery:
-    """What the runs of one method say about their students, seed by seed."""
-
-    by_seed: dict[Kind, dict[int, float | None]]
-    parameters: frozenset[int]  # of the model with students, teachers gone
-    step: frozenset[float]  # operations of a training step of the students alone
-    teachers: frozenset[int]  # operations of one forward of all replaced modules
-
-    def estimate(self, kind: Kind) -> Estimate | None:
-        """Estimate the mean over seeds."""
-        return estimate(list(self.by_seed[kind].values()))
+ALIKE = 1e-9  # smaller half widths are rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,41 +44,27 @@ class Operator:
     teachers: list[float]
 
     def ranked(self, kind: Kind) -> list[str]:
-        """List the methods that have a value, best mean first; one whose every seed came through goes before any other."""
+        """List the methods that have a value, best mean first; methods with a value for every seed precede the others."""
         known = {method: one for method, one in self.found[kind].items() if one is not None}
         return sorted(known, key=lambda method: (known[method].complete, known[method].mean), reverse=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
-    """Everything the report says about operators, save their speed."""
+class Comparison:
+    """Everything the report says about operators, except their speed."""
 
     score: str
     methods: list[tuple[str, str]]  # names and labels
-    operators: list[Operator]  # that which recovers most comes first
+    operators: list[Operator]  # the one that recovers most comes first
 
     def label(self, method: str) -> str:
-        """Give the name of a method for people."""
+        """Return the label of a method."""
         return dict(self.methods)[method]
 
     def seeds(self, kind: Kind) -> list[int]:
         """List how many seeds the means are over, fewest first."""
         found = [one for operator in self.operators for one in operator.found[kind].values()]
         return sorted({one.n for one in found if one is not None})
-
-
-def recovery(runs: Sequence[Result]) -> Recovery:
-    """Read what the runs of one method kept of their teachers."""
-    costs = [cost for run in runs if (cost := rebuilt(run.train_info.cost)) is not None]
-    return Recovery(
-        by_seed={
-            "recovered": {run.run_info.seed: recovered(run) for run in runs},
-            "cosine": {run.run_info.seed: last_cosine(run) for run in runs},
-        },
-        parameters=frozenset(cost.student_only.parameters for cost in costs),
-        step=frozenset(cost.student_only.flops for cost in costs),
-        teachers=frozenset(sum(cost.teachers.values()) for cost in costs),
-    )
 
 
 def recovered(run: Result) -> float | None:
@@ -103,7 +75,7 @@ def recovered(run: Result) -> float | None:
 
 
 def last_cosine(run: Result) -> float | None:
-    """Average the interface cosine over the sites, at the last look that measured it; None if a site's is not finite."""
+    """Average the interface cosine over the sites, at the last evaluation that measured it; None if a site's is not finite."""
     cosine = next((point.cosine for point in reversed(run.train_info.points) if point.cosine), {})
     total = finite(over_sites(cosine))
     return None if total is None else total / len(cosine)
@@ -116,29 +88,27 @@ def saved_students(runs: Sequence[Result]) -> list[Mapping[str, Any]]:
     return list({_key(student): student for student in students if isinstance(student, Mapping)}.values())
 
 
-def section(summary: Summary) -> Section | None:
+def compare(summary: Summary) -> Comparison | None:
     """Compare operators: groups of one student each. None unless two of them have different students."""
-    groups = [group for group in summary.groups if len(group.students) == 1]
-    if len({_key(group.students[0]) for group in groups}) < 2:
+    groups = [(group, students[0]) for group in summary.groups if len(students := saved_students(_runs(group))) == 1]
+    if len({_key(student) for _, student in groups}) < 2:
         return None
-    shared = _shared_parts([group.students[0] for group in groups])
-    operators = sorted(
-        (_operator(group, described(group.students[0], shared)) for group in groups), key=_most_recovered, reverse=True
-    )
-    present = {method.method for group in groups for method in group.methods}
+    shared = _shared_parts([student for _, student in groups])
+    operators = sorted((_operator(group, described(student, shared)) for group, student in groups), key=_order, reverse=True)
+    present = {method.method for group, _ in groups for method in group.methods}
     methods = [(name, label) for name, label in summary.methods if name in present]
-    return Section(score=groups[0].score, methods=methods, operators=_adjusted(operators))
+    return Comparison(score=groups[0][0].score, methods=methods, operators=_adjusted(operators))
 
 
 def described(student: Mapping[str, Any], leave_out: Sequence[str] = ()) -> str:
-    """Write a saved student as one would in Python.
+    """Format a saved student as Python code.
 
     >>> described({"kind": "students.Linformer", "rank": 8, "tokens": None, "init": {"kind": "students.Kaiming"}}, ["init"])
     'Linformer(rank=8)'
     """
     name = str(student.get("kind", student.get("unsaved", "student"))).removeprefix("students.")
     settings = {k: v for k, v in student.items() if k not in ("kind", "unsaved", *leave_out) and v is not None}
-    return f"{name}({', '.join(f'{key}={_written(value)}' for key, value in settings.items())})"
+    return f"{name}({', '.join(f'{key}={_formatted(value)}' for key, value in settings.items())})"
 
 
 def across(a: Operator, b: Operator, kind: Kind) -> Difference | None:
@@ -148,32 +118,36 @@ def across(a: Operator, b: Operator, kind: Kind) -> Difference | None:
 
 
 def compared_by_seed(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> Difference | None:
-    """Compare by seed; differences that are all alike leave no spread to test by, and two of them are alike by chance often."""
+    """Compare by seed; equal differences leave no spread to test, and with two seeds they are often equal by chance."""
     found = paired_difference([(a[seed], b[seed]) for seed in a if seed in b])
     return replace(found, p=None) if found is not None and (found.half or 0.0) < ALIKE else found
 
 
 def _operator(group: Group, student: str) -> Operator:
-    by_seed: dict[Kind, dict[str, dict[int, float | None]]] = {
-        kind: {method.method: method.recovery.by_seed[kind] for method in group.methods} for kind in KINDS
+    measured: dict[Kind, Callable[[Result], float | None]] = {"recovered": recovered, "cosine": last_cosine}
+    by_seed = {
+        kind: {method.method: {run.run_info.seed: read(run) for run in method.runs} for method in group.methods}
+        for kind, read in measured.items()
     }
-    found: dict[Kind, dict[str, Estimate | None]] = {
-        kind: {method.method: method.recovery.estimate(kind) for method in group.methods} for kind in KINDS
-    }
+    costs = [cost for run in _runs(group) if (cost := rebuilt(run.train_info.cost)) is not None]
     bare = Operator(
         name=group.name,
         student=student,
-        found=found,
+        found={kind: {name: estimate(list(seeds.values())) for name, seeds in by_seed[kind].items()} for kind in KINDS},
         leads={},
         by_seed=by_seed,
-        parameters=_distinct(group.methods, "parameters"),
-        step=_distinct(group.methods, "step"),
-        teachers=_distinct(group.methods, "teachers"),
+        parameters=sorted({float(cost.student_only.parameters) for cost in costs}),
+        step=sorted({float(cost.student_only.flops) for cost in costs}),
+        teachers=sorted({float(sum(cost.teachers.values())) for cost in costs}),
     )
     return replace(bare, leads={kind: _lead(bare, kind) for kind in KINDS})
 
 
-def _most_recovered(operator: Operator) -> tuple[bool, float]:
+def _runs(group: Group) -> list[Result]:
+    return [run for method in group.methods for run in method.runs]
+
+
+def _order(operator: Operator) -> tuple[bool, float]:
     best = next((operator.found["recovered"][method] for method in operator.ranked("recovered")), None)
     return (False, float("-inf")) if best is None else (best.complete, best.mean)
 
@@ -204,21 +178,17 @@ def _adjusted(operators: list[Operator]) -> list[Operator]:
     return operators
 
 
-def _distinct(methods: Sequence[Method], name: str) -> list[float]:
-    return sorted({float(value) for method in methods for value in getattr(method.recovery, name)})
-
-
 def _shared_parts(students: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the parts, such as the way to begin, that are the same in every student; plain settings are always worth saying."""
+    """Name the nested settings, such as the initialisation, that are the same in every student; plain ones are always shown."""
     first = students[0]
     parts = [name for name, value in first.items() if isinstance(value, Mapping)]
     return [name for name in parts if all(_key(other.get(name)) == _key(first[name]) for other in students)]
 
 
-def _written(value: Any) -> str:
+def _formatted(value: Any) -> str:
     if isinstance(value, Mapping):
         return described(value)
-    return f"[{', '.join(map(_written, value))}]" if isinstance(value, list | tuple) else repr(value)
+    return f"[{', '.join(map(_formatted, value))}]" if isinstance(value, list | tuple) else repr(value)
 
 
 def _key(data: Any) -> str:

@@ -9,10 +9,10 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from experiments.operators.comparison import Comparison
+from experiments.operators.speed import Speed
+from experiments.operators.text import leads, operator_styles
 from segue.lab.report import figures
-from segue.lab.report.operator_words import leads, operator_styles
-from segue.lab.report.operators import Section
-from segue.lab.report.speed import Speed
 from segue.reporting.formatting import shortened, significant
 from segue.reporting.palette import line_styles
 from segue.reporting.statistics import Estimate
@@ -23,44 +23,44 @@ PLOT = 2.3  # inches: height of the speed-ups
 SOFT = "#555555"
 
 
-def draw(section: Section, speed: Speed | None, folder: Path) -> list[Path]:
+def draw(compared: Comparison, speed: Speed | None, folder: Path) -> list[Path]:
     """Draw the figures as PNG and PDF; speed only where it was measured."""
-    paths = figures.write(folder, "operators", lambda: recovered(section)) if section.seeds("recovered") else []
+    paths = figures.write(folder, "operators", lambda: recovered(compared)) if compared.seeds("recovered") else []
     if speed is not None and speed.timed:
         paths += figures.write(folder, "speed", lambda: speed_up(speed))
     return paths
 
 
-def recovered(section: Section) -> Any:
+def recovered(compared: Comparison) -> Any:
     """Draw one dot with its interval per operator and method."""
     from matplotlib.figure import Figure
 
-    names = [name for name, _ in section.methods]
+    names = [name for name, _ in compared.methods]
     style_of = line_styles(names)
     block = LINE * len(names) + GAP
-    columns = 2 if len(names) > 1 and all(len(label) <= 22 for _, label in section.methods) else 1
+    columns = 2 if len(names) > 1 and all(len(label) <= 22 for _, label in compared.methods) else 1
     legend = figures.LEGEND_ROW * -(-len(names) // columns) + 0.16  # and the teacher's name
-    found = [one for operator in section.operators for one in operator.found["recovered"].values() if one is not None]
+    found = [one for operator in compared.operators for one in operator.found["recovered"].values() if one is not None]
     left, right = _frame([100 * one.mean for one in found])
-    notes = textwrap.wrap("; ".join(_notes(section, found, left, right)), figures.NOTE_LETTERS)
+    notes = textwrap.wrap("; ".join(_notes(compared, found, left, right)), figures.NOTE_LETTERS)
     below = 0.36 + 0.03 + figures.NOTE_ROW * len(notes)
-    height = figures.TOP + legend + block * len(section.operators) + below
+    height = figures.TOP + legend + block * len(compared.operators) + below
     figure = Figure(figsize=(figures.WIDTH, height))
     width = figures.WIDTH - NAMES - figures.RIGHT
     axes = figure.add_axes(
-        (NAMES / figures.WIDTH, below / height, width / figures.WIDTH, block * len(section.operators) / height)
+        (NAMES / figures.WIDTH, below / height, width / figures.WIDTH, block * len(compared.operators) / height)
     )
-    for row, operator in enumerate(section.operators):
+    for row, operator in enumerate(compared.operators):
         if row % 2:
             axes.axhspan(row * block, (row + 1) * block, color="#f4f5f7", linewidth=0, zorder=0)
         for place, name in enumerate(names):
             one, lead = operator.found["recovered"].get(name), operator.leads["recovered"]
             if one is None:
                 continue
-            y, look = row * block + GAP / 2 + LINE * (place + 0.5), style_of[name]
+            y, style = row * block + GAP / 2 + LINE * (place + 0.5), style_of[name]
             if one.half is not None:
-                axes.plot([100 * (one.mean - one.half), 100 * (one.mean + one.half)], [y, y], color=look.light, linewidth=0.8)
-            axes.plot(100 * one.mean, y, look.marker, color=look.light, markeredgewidth=0, zorder=4)
+                axes.plot([100 * (one.mean - one.half), 100 * (one.mean + one.half)], [y, y], color=style.light, linewidth=0.8)
+            axes.plot(100 * one.mean, y, style.marker, color=style.light, markeredgewidth=0, zorder=4)
             if leads(lead) and lead is not None and lead.best == name:
                 axes.plot(
                     100 * one.mean, y, "o", markersize=6.5, fillstyle="none", color="#222222", markeredgewidth=0.8, zorder=5
@@ -68,14 +68,14 @@ def recovered(section: Section) -> Any:
     axes.axvline(100, color="#222222", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     axes.annotate("teacher ", (100, 1), xycoords=("data", "axes fraction"), ha="right", va="bottom", color="#222222")
     axes.set_xlim(left, right)
-    axes.set_ylim(block * len(section.operators), 0)
-    places = [block * (row + 0.5) for row in range(len(section.operators))]
-    axes.set_yticks(places, [_two_lines(operator.name) for operator in section.operators])
+    axes.set_ylim(block * len(compared.operators), 0)
+    places = [block * (row + 0.5) for row in range(len(compared.operators))]
+    axes.set_yticks(places, [_two_lines(operator.name) for operator in compared.operators])
     axes.tick_params(axis="y", length=0, pad=4)
     axes.tick_params(axis="x", length=2, pad=2)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"share of the teacher's {shortened(section.score, 20)} (%)")
-    figures._legend(figure, {style_of[name]: label for name, label in section.methods}, columns, 1 - figures.TOP / height)
+    axes.set_xlabel(f"share of the teacher's {shortened(compared.score, 20)} (%)")
+    figures.legend(figure, {style_of[name]: label for name, label in compared.methods}, columns, 1 - figures.TOP / height)
     figure.text(0.02, 0.05 / height, "\n".join(notes), color=SOFT, linespacing=1.2)
     return figure
 
@@ -99,14 +99,14 @@ def speed_up(speed: Speed) -> Any:
     axes.set_yscale("log")
     style_of = operator_styles(list(speed.timed))
     for name, points in speed.timed.items():
-        look, x = style_of[name], [one.tokens for one in points]
+        style, x = style_of[name], [one.tokens for one in points]
         y = [one.faster.median for one in points]
         spread = [
             [one.faster.median - one.faster.low for one in points],
             [one.faster.high - one.faster.median for one in points],
         ]
         axes.errorbar(
-            x, y, spread, color=look.light, marker=look.marker, markeredgewidth=0, elinewidth=0.7, linewidth=1.1, zorder=3
+            x, y, spread, color=style.light, marker=style.marker, markeredgewidth=0, elinewidth=0.7, linewidth=1.1, zorder=3
         )
     every = [value for points in speed.timed.values() for one in points for value in (one.faster.low, one.faster.high)]
     low, high = min(1.0, *every) / 1.25, max(1.0, *every) * 1.25
@@ -124,7 +124,7 @@ def speed_up(speed: Speed) -> Any:
     axes.margins(x=0.03)
     axes.set_xlabel("tokens")
     axes.set_ylabel("times faster than the teacher")
-    _name_ends(axes, speed, {name: look.light for name, look in style_of.items()})
+    _name_ends(axes, speed, {name: style.light for name, style in style_of.items()})
     figure.text(0.02, 0.05 / height, "\n".join(notes), color=SOFT, linespacing=1.2)
     return figure
 
@@ -165,8 +165,8 @@ def _frame(means: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _notes(section: Section, found: Sequence[Estimate], left: float, right: float) -> list[str]:
-    counts = section.seeds("recovered")
+def _notes(compared: Comparison, found: Sequence[Estimate], left: float, right: float) -> list[str]:
+    counts = compared.seeds("recovered")
     if counts == [1]:
         return ["one seed: no interval"]
     seeds = f"{counts[-1]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
@@ -176,7 +176,7 @@ def _notes(section: Section, found: Sequence[Estimate], left: float, right: floa
         for one in found
     ):
         notes.append("wide ones leave the frame")
-    ringed = any(leads(operator.leads["recovered"]) for operator in section.operators)
+    ringed = any(leads(operator.leads["recovered"]) for operator in compared.operators)
     return [
         *notes,
         "ringed: significantly above the next method" if ringed else "no best method is significantly above the next",
