@@ -13,7 +13,7 @@ from torch import nn
 
 from segue.convert import pretrained
 from segue.core.tensor_files import fingerprint
-from segue.data.extras import quiet_transformers
+from segue.data.files import quiet_transformers
 from segue.errors import ConfigError, SegueError
 from segue.reporting.records import write_json
 

@@ -13,7 +13,9 @@ from torch import Tensor
 from segue.convert import texts
 from segue.convert.base import Base
 from segue.convert.tasks import IGNORED, HiddenToken, Labels, NextToken, Outputs, Task, embedded
-from segue.data import Dataset, HubDataset, ImageFolder, normalise
+from segue.data.augment import normalise
+from segue.data.dataset import Dataset
+from segue.data.hub import HubDataset, ImageFolder
 from segue.errors import ConfigError, DataError
 from segue.training.batches import Batches, InOrder
 

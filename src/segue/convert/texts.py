@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from segue.data.extras import optional
-from segue.data.files import unreadable
+from segue.data.files import optional, unreadable
 from segue.data.hub import offline, prepared
 from segue.errors import DataError, nearest
 
