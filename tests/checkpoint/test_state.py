@@ -11,8 +11,8 @@ from segue.errors import CheckpointError, PlanError
 from segue.gates import Bernoulli, Blend, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.schedules import Linear
+from tests.helpers.processes import FreshProcess
 from tests.helpers.tiny import SITES, Net, batch, optimizer_for, same_bits, same_state, start, train
-from tests.training.fit_cases import Fresh
 
 GATES = {"blend": Blend(), "bernoulli": Bernoulli(), "gumbel": GumbelSoftmax()}
 STEPS, STOP = 10, 4
@@ -62,7 +62,7 @@ def test_a_run_stopped_in_the_middle_continues_bit_for_bit_in_a_fresh_process(ga
     handover, optimizer, scheduler = rig(gate, **settings)
     first = run(handover, optimizer, scheduler, STOP)
     segue.save(handover, tmp_path / "run", optimizer=optimizer, lr_scheduler=scheduler)
-    Fresh(go_on, gate, settings, str(tmp_path), words=tmp_path / "words").succeed()
+    FreshProcess(go_on, gate, settings, str(tmp_path), log=tmp_path / "log").check()
     end = torch.load(tmp_path / "end.pt", weights_only=True)
     assert first + end["losses"] == losses
     assert same_state(end["weights"], weights)

@@ -69,8 +69,8 @@ def test_a_gates_mean_is_the_mean_of_its_draws(gate):
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_a_schedule_is_pure_and_stays_a_share(schedule):
     for site in SITES_IN_A_ROW:
-        there = [schedules.share(schedule, step / 50, site) for step in range(51)]
-        back = [schedules.share(schedule, step / 50, site) for step in reversed(range(51))]
+        there = [schedules.alpha_at(schedule, step / 50, site) for step in range(51)]
+        back = [schedules.alpha_at(schedule, step / 50, site) for step in reversed(range(51))]
         assert there == back[::-1]
 
 

@@ -18,7 +18,8 @@ from PIL import Image
 from segue.convert import data, texts
 from segue.convert.base import open_base
 from segue.errors import ConfigError, DataError
-from segue.training.evaluation import Evaluation, Processes
+from segue.training.distributed import Processes
+from segue.training.evaluation import Evaluator
 from tests.convert.small_models import POSITIONS, text, tokenizer
 
 ROWS = [(line, int("one" in line)) for line in text(400).split(".\n")]
@@ -35,7 +36,7 @@ def epoch(found, number=0):
 
 
 def scores(base, found):
-    return Evaluation(found.held, found.task.scores, Processes(torch.device("cpu")), torch.no_grad)(base.model)
+    return Evaluator(found.held, found.task.scores, Processes(torch.device("cpu")), torch.no_grad)(base.model)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ from segue.convert.base import open_base
 from segue.convert.convert import Conversion
 from segue.convert.data import load
 from segue.errors import CheckpointError, ConfigError, DataError
-from segue.reporting import estimates
 from tests.convert.small_models import call, convert, model, save
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lm_eval_harness.py"
@@ -261,16 +260,6 @@ def test_at_most_so_many_examples_are_read():
     assert [batch["x"].tolist() for batch in judge._at_most(batches, 5)] == [[0, 1, 2, 3], [4]]
     assert [batch["x"].tolist() for batch in judge._at_most(batches, 4)] == [[0, 1, 2, 3]]
     assert len(list(judge._at_most(batches, None))) == 2
-
-
-def test_intervals_of_shares_stay_between_0_and_1_and_know_how_many():
-    assert estimates.share(torch.zeros(4))["low"] == 0
-    assert estimates.share(torch.ones(4))["low"] < estimates.share(torch.ones(400))["low"] < 1
-    found = estimates.share(torch.tensor([0.99, 1.0, 0.5]))
-    assert found["high"] == 1
-    assert found["low"] > 0
-    assert estimates.mean(torch.tensor([2.0])) == {"mean": 2.0, "low": None, "high": None, "n": 1}
-    assert estimates.through(estimates.exponential, estimates.mean(torch.tensor([1e4])))["mean"] == math.inf
 
 
 def test_the_page_fetches_nothing_and_reads_nothing_as_html(results):

@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from segue.convert.tasks import NextToken
 from segue.core.tensor_files import read
 from segue.errors import ConfigError, SegueError
 from tests.convert.small_models import STUDENT, call, convert
-from tests.training.fit_cases import Fresh
+from tests.helpers.processes import Ranks
 
 
 def stop(monkeypatch, how, step):
@@ -126,43 +128,38 @@ def test_what_failed_at_its_start_can_be_mended(base, texts, tmp_path):
     assert segue.from_pretrained(out)
 
 
-def two(rank: int, engine: str, base: str, texts: str, place: str) -> None:
-    """Be one of two processes that `accelerate launch` or torchrun has started."""
-    port = {"ddp": 29561, "fsdp2": 29562}[engine]
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    if engine == "fsdp2":  # as `accelerate launch --use_fsdp` does; transformers then loads weights in one process only
-        os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_VERSION": "2"}
+def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str, Any]:
+    """Convert as one of two processes that `accelerate launch` or torchrun has started."""
+    fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_VERSION": "2"}
+    os.environ |= fsdp if engine == "fsdp2" else {}  # transformers then loads weights in one process only
     seen = []
     plain = NextToken.__call__
 
     def watched(self, model, batch):
-        sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())  # after a look, not the root's own
-        seen.append((type(model).__name__, len(batch["input_ids"]), sharded))
+        sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())  # not the root's, if just evaluated
+        seen.append([type(model).__name__, len(batch["input_ids"]), sharded])
         return plain(self, model, batch)
 
     NextToken.__call__ = watched
-    out = Path(place) / engine
-    said = convert("llama", base, texts, out, student=STUDENT, steps=6)
-    found = {"said": said, "seen": seen, "world": torch.distributed.get_world_size()}
-    (Path(place) / f"{engine}_{rank}.json").write_text(json.dumps(found))
+    try:
+        said = convert("llama", base, texts, place / engine, student=STUDENT, steps=6)
+    finally:
+        NextToken.__call__ = plain
+    return {"said": said, "seen": seen, "world": torch.distributed.get_world_size()}
+
+
+@pytest.fixture(scope="module")
+def ranks(base, texts, tmp_path_factory):
+    place = tmp_path_factory.mktemp("ranks")
+    arguments = (str(base("llama")), str(texts), place)
+    return place, Ranks({engine: partial(convert_as_rank, engine, *arguments) for engine in ("ddp", "fsdp2")}, place)
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_two_processes_convert_as_one_does(engine, base, texts, converted, tmp_path):
-    pair = [
-        Fresh(two, rank, engine, str(base("llama")), str(texts), str(tmp_path), words=tmp_path / f"words{rank}")
-        for rank in range(2)
-    ]
-    for process in pair:
-        process.succeed()
-    out = tmp_path / engine
+def test_two_processes_convert_as_one_does(engine, ranks, converted):
+    place, results = ranks
+    first, second = results[engine]
+    out = place / engine
     assert {path.name for path in out.iterdir()} == {path.name for path in converted.iterdir()}
     found, wanted = read(out / "model.safetensors"), read(converted / "model.safetensors")
     assert set(found) == set(wanted)
@@ -171,7 +168,6 @@ def test_two_processes_convert_as_one_does(engine, base, texts, converted, tmp_p
         assert (found[name] - weight).abs().max() <= 1e-4 * weight.abs().max() + 1e-6, name
     assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     assert segue.from_pretrained(out)
-    first, second = (json.loads((tmp_path / f"{engine}_{rank}.json").read_text()) for rank in range(2))
     network = "DistributedDataParallel" if engine == "ddp" else "FSDPLlamaForCausalLM"
     for found in (first, second):
         assert found["world"] == 2

@@ -127,7 +127,7 @@ def test_damaged_parquet(tmp_path: Path):
         write_parquet(path, images, [0][:0])
         fails(source)
     write_parquet(path, encoded(part(3)[0]), [0, 1, 2], image="img")
-    fails(source, "The part 'train' has no column 'image'.", "image=... and label=... Nearest names: img, label")
+    fails(source, "The part 'train' has no column 'image'.", "image=... and label=... Nearest names: img.")
     whole = path.read_bytes()
     for content in (whole[:-9], whole[: len(whole) // 2], b""):
         path.write_bytes(content)
@@ -207,7 +207,7 @@ def test_unusable_image_folders(tmp_path: Path):
     source = ImageFolder(folder=tmp_path)
     fails(source, f"There is no folder {tmp_path / 'train'}.", "no names to choose from")
     (tmp_path / "train").mkdir()
-    fails(source, f"There is no folder {tmp_path / 'test'}.", "Nearest names: train")
+    fails(source, f"There is no folder {tmp_path / 'test'}.", "The only names are: train.")
     (tmp_path / "test").mkdir()
     fails(source, f"{tmp_path / 'train'} has no folders.", "one folder per class")
     write_images(tmp_path / "train", *part(2, classes=1), ["cat"])

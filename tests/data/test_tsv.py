@@ -38,7 +38,7 @@ def test_tsv_columns_are_named(tmp_path: Path):
     path.write_bytes(b"\xef\xbb\xbfid\tpolarity\treview\n7\t0\tbad\n8\t1\tgood")  # a byte-order mark, no last line end
     dataset = Tsv(train=path, test=path, text="review", label="polarity")()
     assert dataset.train_texts == ["bad", "good"]
-    fails(Tsv(train=path, test=path, text="review"), "has no column 'label'.", "Nearest names: ")
+    fails(Tsv(train=path, test=path, text="review"), "has no column 'label'.", "The only names are: ")
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_an_unknown_test_label_in_a_tsv(tmp_path: Path):
     train = write_tsv(tmp_path / "train.tsv", "a\t0", "b\t1")
     test = write_tsv(tmp_path / "test.tsv", "a\t2")
     fails(Tsv(train=train, test=test), "test labels go up to 2, but there are 2 classes")
-    fails(Tsv(train=train, test=tmp_path / "tets.tsv"), "There is no file", "Nearest names: test.tsv, train.tsv")
+    fails(Tsv(train=train, test=tmp_path / "tets.tsv"), "There is no file", "Nearest names: test.tsv.")

@@ -10,9 +10,20 @@ from segue.errors import CheckpointError, HandoverError, SegueWarning
 from segue.gates import GumbelSoftmax
 from segue.losses import LogitDistillation
 from segue.schedules import Constant
+from tests.helpers.processes import FreshProcess
 from tests.helpers.tiny import Net, same_state
-from tests.integrations.small_modules import CASES, RESUMED, STEPS, HandoverCallback, Module, fit, go_on, loader, plan, train
-from tests.training.fit_cases import Fresh
+from tests.integrations.small_modules import (
+    CASES,
+    RESUMED,
+    STEPS,
+    HandoverCallback,
+    Module,
+    fit,
+    loader,
+    plan,
+    resume_all,
+    train,
+)
 
 
 def test_a_stock_trainer_hands_over_and_leaves_a_plain_model(tmp_path):
@@ -58,7 +69,7 @@ def resumed(tmp_path_factory):
     """Train every case undisturbed, and go on from its checkpoints in a fresh process."""
     folder = tmp_path_factory.mktemp("modules")
     whole = {case: train(case, folder / case) for case in CASES}
-    Fresh(go_on, str(folder), words=folder / "words").succeed()
+    FreshProcess(resume_all, str(folder), log=folder / "log").check()
     return whole, torch.load(folder / "ends.pt", weights_only=True)
 
 

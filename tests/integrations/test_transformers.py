@@ -2,7 +2,7 @@
 
 import copy
 import json
-import socket
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from segue.gates import GumbelSoftmax
 from segue.integrations.transformers import HandoverCallback
 from segue.losses import LogitDistillation
 from segue.schedules import Constant
+from tests.helpers.processes import FreshProcess, Ranks
 from tests.helpers.tiny import same_state
 from tests.integrations.small_trainers import (
     CASES,
@@ -23,16 +24,15 @@ from tests.integrations.small_trainers import (
     Rows,
     bert,
     by_sgd,
-    go_on,
     llama,
     made,
     plan,
+    resume_all,
     train,
     train_alone,
     train_as_rank,
     with_lora,
 )
-from tests.training.fit_cases import Fresh
 
 
 def test_a_stock_trainer_hands_over_and_leaves_a_plain_model_with_its_record(tmp_path):
@@ -94,13 +94,7 @@ def test_the_auxiliary_loss_weighs_as_in_a_loop_of_ones_own(kind, accumulate, tm
 
 
 def test_two_processes_train_as_one_that_accumulates(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    pair = [Fresh(train_as_rank, rank, port, str(tmp_path), words=tmp_path / f"words{rank}") for rank in range(2)]
-    for process in pair:
-        process.succeed()
-    first, second = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2))
+    first, second = Ranks({"train": partial(train_as_rank, tmp_path)}, tmp_path)["train"]
     assert same_state(first, second)
     alone = train_alone(tmp_path / "alone", gradient_accumulation_steps=2)
     for name, x in first.items():
@@ -112,7 +106,7 @@ def resumed(tmp_path_factory):
     """Train every case undisturbed, and go on from its checkpoints in a fresh process."""
     folder = tmp_path_factory.mktemp("trainers")
     whole = {case: train(case, folder / case) for case in CASES}
-    Fresh(go_on, str(folder), words=folder / "words").succeed()
+    FreshProcess(resume_all, str(folder), log=folder / "log").check()
     return whole, torch.load(folder / "ends.pt", weights_only=True)
 
 

@@ -18,7 +18,7 @@ from segue.lab.teachers import teacher_model
 from segue.reporting import records as results
 from segue.reporting.records import commit
 from segue.training.recipe import Recipe
-from segue.training.signals import Interruption
+from segue.training.resume import Interruption
 from tests.helpers import tiny_runs
 from tests.helpers.tiny_runs import TASK, TEACHER, config
 

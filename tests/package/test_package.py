@@ -31,7 +31,13 @@ def test_the_core_needs_torch_and_safetensors_only(wheel):
         metadata = email.message_from_string(
             archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
         )
-        for shipped in ("py.typed", "lab/report/page.html", "lab/report/page.css", "lab/report/page.js", "lab/report/chart.js"):
+        for shipped in (
+            "py.typed",
+            "lab/report/page.html",
+            "lab/report/page.js",
+            "reporting/shell.html",
+            "reporting/shell.css",
+        ):
             assert f"segue/{shipped}" in archive.namelist()
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert sorted(line.split(">")[0] for line in needed) == ["safetensors", "torch"]

@@ -44,9 +44,9 @@ def test_the_papers_settings():
 def test_the_corners():
     lolcats = segue.methods.lolcats(sites="x", hold=0.4)
     assert [lolcats.schedule(p, SITE) for p in (0.0, 0.39, 0.4, 1.0)] == [1, 1, 0, 0]
-    assert [losses.strength(lolcats.guidance, p, SITE) for p in (0.0, 0.39, 0.4)] == [1, 1, 0]
+    assert [losses.weight_at(lolcats.guidance, p, SITE) for p in (0.0, 0.39, 0.4)] == [1, 1, 0]
     halo = segue.methods.halo(sites="x", hold=0.4)
-    assert [losses.strength(halo.distill, p, SITE) for p in (0.0, 0.39, 0.4, 1.0)] == [0, 0, 1, 1]
+    assert [losses.weight_at(halo.distill, p, SITE) for p in (0.0, 0.39, 0.4, 1.0)] == [0, 0, 1, 1]
     assert isinstance(segue.methods.fitnets(sites="x").guidance, losses.OnTeacherStream)
 
 

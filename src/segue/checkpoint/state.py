@@ -15,10 +15,11 @@ from torch.optim.optimizer import Optimizer
 
 from segue.checkpoint import folders as checkpoint_files
 from segue.core import randomness, surgery, tensor_files
+from segue.core.building import build_students
 from segue.core.handover import Handover, replace_
-from segue.core.shortening import shorten_
 from segue.errors import CheckpointError, SegueWarning
-from segue.plan import Plan, unsaved
+from segue.plan import Plan
+from segue.settings import unsaved
 from segue.sites import select
 
 
@@ -228,7 +229,7 @@ def _sharded_state(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any
     for index, kept in state["state"].items():
         for name, value in kept.items():
             if isinstance(value, Tensor) and value.shape == held[index].shape:
-                kept[name] = surgery.sharded_like(value, held[index])
+                kept[name] = tensor_files.sharded_like(value, held[index])
     return state
 
 
@@ -239,13 +240,13 @@ def rebuild_(model: nn.Module, record: dict[str, Any], stored: dict[str, Tensor]
         for earlier in _in_order(record):
             plan = Plan.from_dict(earlier["plan"], **given)
             sites = select(model, plan.sites)
-            students = {name: surgery.finished(s) for name, s in surgery.build_students(model, plan, sites).items()}
+            students = {name: surgery.finished(s) for name, s in build_students(model, plan, sites).items()}
             for site in sites:
                 teacher = surgery.teacher_at(model, site)
                 students[site.name].train(model.get_submodule(site.name).training)
                 undo.append(partial(surgery.put_back, model, site, teacher))
                 surgery.put_in_place(model, site, students[site.name], teacher)
-            undo.append(shorten_(model, sites))
+            undo.append(surgery.shorten_(model, sites))
         targets = _tensor_state(model)
         stored = _with_shared(stored, targets)
         _require_alike(targets, stored)
@@ -301,7 +302,7 @@ def _require_alike(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> Non
 def _copy(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, target in targets.items():
-            target.copy_(surgery.sharded_like(stored[name], target))
+            target.copy_(tensor_files.sharded_like(stored[name], target))
 
 
 def _without(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from segue.lab.grid import Experiment, run_grid
 from segue.lab.report.page import build
 from segue.lab.report.summary import summarize
 from segue.reporting import records as results
-from segue.training.progress import duration
+from segue.reporting.formatting import duration
 
 
 def runs(seeds: int = 1, steps: int = 320, teacher_steps: int = 500, depth: int = 6) -> list[Run]:

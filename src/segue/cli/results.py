@@ -18,9 +18,9 @@ def show(summary: Summary, console: Console) -> None:
     """Print for every group what people look for first, then the findings."""
     for group in summary.groups:
         setting = "" if group.name == "all" else f"{group.name}: "
-        title = f"{setting}students alone; teacher {summary.scale.value(group.teacher)}"
+        title = f"{setting}students alone; teacher {summary.score_format.value(group.teacher)}"
         table = Table(title=escape(title), box=box.SIMPLE_HEAD)
-        chosen = [column for column in columns(group, summary.scale) if column.key in SHOWN]
+        chosen = [column for column in columns(group, summary.score_format) if column.key in SHOWN]
         table.add_column("Method", no_wrap=True)
         for column in chosen:
             table.add_column(column.heading, justify="right")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from segue.convert import speed
 from segue.convert.tasks import next_token_losses
 from segue.errors import ConfigError
-from segue.reporting import estimates
+from segue.reporting import statistics
 from segue.training.progress import Progress
 
 CONTEXTS = (256, 512, 1024, 2048, 4096)
@@ -87,11 +87,11 @@ def greedy(models: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:
         "prompts": len(prompts),
         "prompt_tokens": prompts.shape[1],
         "new_tokens": new,
-        "equal": [estimates.share(column) for column in same.T],
-        "equal_so_far": [estimates.share(column) for column in so_far.T],
-        "equal_tokens": estimates.share(same.float().mean(1)),
-        "first_tokens_equal": estimates.mean(so_far.sum(1)),
-        "cache_changes_nothing": estimates.share(identical),
+        "equal": [statistics.proportion_interval(column) for column in same.T],
+        "equal_so_far": [statistics.proportion_interval(column) for column in so_far.T],
+        "equal_tokens": statistics.proportion_interval(same.float().mean(1)),
+        "first_tokens_equal": statistics.mean_interval(so_far.sum(1)),
+        "cache_changes_nothing": statistics.proportion_interval(identical),
     }
 
 
@@ -129,11 +129,15 @@ def _of(tokens: Mapping[str, Tensor]) -> dict[str, Any]:
     by_text = {name: x.mean(1) for name, x in tokens.items()}
     losses = {name: by_text[f"loss_{name}"] for name in ("original", "converted")}
     return {
-        "perplexity": {name: estimates.through(estimates.exponential, estimates.mean(x)) for name, x in losses.items()},
-        "perplexity_ratio": estimates.through(estimates.exponential, estimates.mean(losses["converted"] - losses["original"])),
-        "hit": {name: estimates.share(by_text[f"hit_{name}"]) for name in losses},
-        "same_first_choice": estimates.share(by_text["same"]),
-        "kl": estimates.mean(by_text["kl"]),
+        "perplexity": {
+            name: statistics.transform(statistics.exponential, statistics.mean_interval(x)) for name, x in losses.items()
+        },
+        "perplexity_ratio": statistics.transform(
+            statistics.exponential, statistics.mean_interval(losses["converted"] - losses["original"])
+        ),
+        "hit": {name: statistics.proportion_interval(by_text[f"hit_{name}"]) for name in losses},
+        "same_first_choice": statistics.proportion_interval(by_text["same"]),
+        "kl": statistics.mean_interval(by_text["kl"]),
     }
 
 

@@ -14,7 +14,7 @@ from segue.convert import speed
 from segue.convert.base import Base
 from segue.convert.compare_causal import STEPS, divergence
 from segue.convert.tasks import IGNORED, Task, embedded
-from segue.reporting import estimates
+from segue.reporting import statistics
 from segue.training.progress import Progress
 
 LENGTHS = (32, 64, 128, 256, 512)  # tokens of a text
@@ -74,15 +74,15 @@ def choices(models: Mapping[str, nn.Module], task: Task, batches: Batches) -> di
 
 
 def _of_choices(scores: Mapping[str, Mapping[str, Tensor]], chosen: Mapping[str, Tensor]) -> dict[str, Any]:
-    loss = {name: estimates.mean(each["loss"]) for name, each in scores.items()}
+    loss = {name: statistics.mean_interval(each["loss"]) for name, each in scores.items()}
     right, other = chosen["right_original"], chosen["right_converted"]
     return {
         "loss": loss,
-        "perplexity": {name: estimates.through(estimates.exponential, found) for name, found in loss.items()},
-        "perplexity_ratio": estimates.through(
-            estimates.exponential, estimates.mean(scores["converted"]["loss"] - scores["original"]["loss"])
+        "perplexity": {name: statistics.transform(statistics.exponential, found) for name, found in loss.items()},
+        "perplexity_ratio": statistics.transform(
+            statistics.exponential, statistics.mean_interval(scores["converted"]["loss"] - scores["original"]["loss"])
         ),
-        "hit": {name: estimates.share(chosen[f"right_{name}"]) for name in scores},
+        "hit": {name: statistics.proportion_interval(chosen[f"right_{name}"]) for name in scores},
         "right": {
             "both": int((right & other).sum()),
             "original alone": int((right & ~other).sum()),
@@ -90,10 +90,10 @@ def _of_choices(scores: Mapping[str, Mapping[str, Tensor]], chosen: Mapping[str,
             "neither": int((~right & ~other).sum()),
         },
         "choices": len(right),
-        "same_first_choice": estimates.share(chosen["same"]),
-        "kl": estimates.mean(chosen["kl"]),
+        "same_first_choice": statistics.proportion_interval(chosen["same"]),
+        "kl": statistics.mean_interval(chosen["kl"]),
         "sureness": [
-            {"from": low, "to": high, "same_first_choice": estimates.share(chosen["same"][inside])}
+            {"from": low, "to": high, "same_first_choice": statistics.proportion_interval(chosen["same"][inside])}
             for low, high in pairwise(SURENESS)
             if (inside := (chosen["sure"] >= low) & ((chosen["sure"] < high) | (high == 1.0))).any()
         ],
@@ -115,12 +115,14 @@ def embeddings(models: Mapping[str, nn.Module], batches: Batches) -> dict[str, A
     cosines = (original * converted).sum(1)
     texts = torch.cat(lengths) if lengths else None
     return {
-        "cosine": estimates.mean(cosines),
+        "cosine": statistics.mean_interval(cosines),
         "cosines": cosines.tolist(),
         "lengths": None if texts is None else texts.tolist(),
         "by_length": [] if texts is None else _by_length(cosines, texts),
         "cosine_of_strangers": (original @ original.T)[~torch.eye(len(original), dtype=torch.bool)].mean().item(),
-        "same_neighbour": estimates.share(_neighbours(original) == _neighbours(converted)) if len(cosines) > 2 else None,
+        "same_neighbour": statistics.proportion_interval(_neighbours(original) == _neighbours(converted))
+        if len(cosines) > 2
+        else None,
     }
 
 
@@ -132,7 +134,7 @@ def _by_length(cosines: Tensor, lengths: Tensor) -> list[dict[str, Any]]:
     """Divide the texts by their length into groups of about the same size."""
     groups = lengths.argsort().chunk(max(1, min(GROUPS, len(lengths) // FEWEST)))
     return [
-        {"from": int(lengths[group].min()), "to": int(lengths[group].max()), "cosine": estimates.mean(cosines[group])}
+        {"from": int(lengths[group].min()), "to": int(lengths[group].max()), "cosine": statistics.mean_interval(cosines[group])}
         for group in groups
     ]
 

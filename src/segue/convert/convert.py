@@ -23,7 +23,8 @@ from segue.reporting.records import write_json
 from segue.schedules import Constant
 from segue.sites import Selector, Span, select
 from segue.training import distributed as launch
-from segue.training.evaluation import Evaluation, Processes
+from segue.training.distributed import Processes
+from segue.training.evaluation import Evaluator
 from segue.training.fit import fit
 from segue.training.recipe import Recipe
 
@@ -116,8 +117,8 @@ def convert(settings: Conversion, out: Path, say: Say = print) -> dict[str, Any]
             scores=data.task.scores,
             folder=work,
             resume=True,
-            looks=settings.looks,
-            tell=lambda point: say(_line(data, original, point)),
+            evaluations=settings.looks,
+            on_eval=lambda point: say(_line(data, original, point)),
             progress="converting",
         )
     except (KeyboardInterrupt, SystemExit):
@@ -170,7 +171,7 @@ def _sites(settings: Conversion, base: Base) -> Selector:
 def _judged(model: torch.nn.Module, data: Data) -> dict[str, float]:
     """Score a model alone in this process."""
     device = next(model.parameters()).device
-    return Evaluation(data.held, data.task.scores, Processes(device), torch.no_grad)(model)
+    return Evaluator(data.held, data.task.scores, Processes(device), torch.no_grad)(model)
 
 
 def _quality(data: Data, scores: dict[str, float]) -> str:

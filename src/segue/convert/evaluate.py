@@ -21,7 +21,7 @@ from segue.convert.base import Base, open_base
 from segue.convert.convert import Conversion
 from segue.convert.data import Data, Reading, load
 from segue.errors import CheckpointError, ConfigError, DataError
-from segue.lab.report.figures import require_matplotlib
+from segue.reporting.palette import require_matplotlib
 from segue.reporting.records import meta_info_of, write_json
 from segue.training.batches import mapped
 

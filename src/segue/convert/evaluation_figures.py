@@ -9,8 +9,8 @@ from io import BytesIO
 from typing import Any
 
 from segue.reporting import palette
-from segue.reporting.estimates import Estimate
 from segue.reporting.formatting import memory, significant
+from segue.reporting.statistics import Interval
 
 SIZE = (4.1, 2.9)  # inches
 DPI = 180
@@ -240,7 +240,7 @@ def _embeddings(results: dict[str, Any]) -> list[Figure]:
 
 
 def _against_context(
-    axes: Any, paper: Paper, rows: list[dict[str, Any]], y_label: str, read: Callable[[dict[str, Any]], Estimate]
+    axes: Any, paper: Paper, rows: list[dict[str, Any]], y_label: str, read: Callable[[dict[str, Any]], Interval]
 ) -> None:
     for name in MODELS:
         mine = [row for row in rows if row["model"] == name]
@@ -251,7 +251,7 @@ def _against_context(
 
 
 def _line(
-    axes: Any, paper: Paper, look: tuple[tuple[str, str], str, str], x: Sequence[float], found: list[Estimate], label: str = ""
+    axes: Any, paper: Paper, look: tuple[tuple[str, str], str, str], x: Sequence[float], found: list[Interval], label: str = ""
 ) -> None:
     pair, marker, dash = look
     colour = paper.colour(pair)
@@ -292,16 +292,16 @@ def _from_zero(axes: Any) -> None:
     axes.set_ylim(0, min(axes.get_ylim()[1], 1.6 * highest))
 
 
-def _timed(row: dict[str, Any]) -> Estimate:
+def _timed(row: dict[str, Any]) -> Interval:
     low, high = row["middle_half"]
     return {"mean": row["tokens_per_second"], "low": low, "high": high}
 
 
-def _bare(value: float) -> Estimate:
+def _bare(value: float) -> Interval:
     return {"mean": value, "low": None, "high": None}
 
 
-def _percent(found: Estimate) -> Estimate:
+def _percent(found: Interval) -> Interval:
     return {key: value if key == "n" or value is None else 100 * value for key, value in found.items()}
 
 

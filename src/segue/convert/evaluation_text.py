@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from segue.reporting.estimates import Estimate
-from segue.reporting.formatting import NOTHING, duration, memory, significant
-from segue.reporting.wording import counted
+from segue.reporting.formatting import counted, duration, interval, memory, percent_interval, significant
 
 
 class Row(NamedTuple):
@@ -24,10 +22,12 @@ def rows(results: dict[str, Any]) -> list[Row]:
     if results["kind"] == "encoder":
         return [*_of_embeddings(results), *_speed(results), *_size(results)]
     quality = [_perplexity(results)] if results["kind"] in ("causal", "masked") else []
-    quality += [Row(_hits(results), _share(results["hit"]["original"]), _share(results["hit"]["converted"]))]
+    quality += [
+        Row(_hits(results), percent_interval(results["hit"]["original"]), percent_interval(results["hit"]["converted"]))
+    ]
     both = [
-        Row("same first choice", "", "", _share(results["same_first_choice"])),
-        Row("KL divergence, nats", "", "", _value(results["kl"])),
+        Row("same first choice", "", "", percent_interval(results["same_first_choice"])),
+        Row("KL divergence, nats", "", "", interval(results["kl"])),
     ]
     return [*quality, *both, *(_greedy(results) if results["kind"] == "causal" else []), *_speed(results), *_size(results)]
 
@@ -58,8 +58,8 @@ def _unseen(results: dict[str, Any]) -> str:
 
 def _perplexity(results: dict[str, Any]) -> Row:
     found = results["perplexity"]
-    ratio = _written(results["perplexity_ratio"], lambda value: f"{value:.3f}", " times")
-    return Row("perplexity", _value(found["original"]), _value(found["converted"]), ratio)
+    ratio = interval(results["perplexity_ratio"], lambda value: f"{value:.3f}", " times")
+    return Row("perplexity", interval(found["original"]), interval(found["converted"]), ratio)
 
 
 def _hits(results: dict[str, Any]) -> str:
@@ -70,16 +70,16 @@ def _greedy(results: dict[str, Any]) -> list[Row]:
     greedy = results["greedy"]
     same = greedy["cache_changes_nothing"]
     return [
-        Row("greedy until they part", "", "", f"{_value(greedy['first_tokens_equal'])} of {greedy['new_tokens']} tokens"),
-        Row("greedy tokens equal", "", "", _share(greedy["equal_tokens"])),
+        Row("greedy until they part", "", "", f"{interval(greedy['first_tokens_equal'])} of {greedy['new_tokens']} tokens"),
+        Row("greedy tokens equal", "", "", percent_interval(greedy["equal_tokens"])),
         Row("cache changes nothing", "", f"{round(same['mean'] * same['n'])} of {counted(same['n'], 'prompt')}"),
     ]  # fmt: skip
 
 
 def _of_embeddings(results: dict[str, Any]) -> list[Row]:
-    found = [Row("cosine of the two embeddings", "", "", _value(results["cosine"]))]
+    found = [Row("cosine of the two embeddings", "", "", interval(results["cosine"]))]
     if results["same_neighbour"] is not None:
-        found.append(Row("same nearest neighbour", "", "", _share(results["same_neighbour"])))
+        found.append(Row("same nearest neighbour", "", "", percent_interval(results["same_neighbour"])))
     return found
 
 
@@ -106,19 +106,3 @@ def _side_by_side(what: str, values: dict[str, Any], write: Callable[[Any], str]
     original, converted = values["original"], values["converted"]
     times = "equal" if original == converted else f"{significant(converted / original)} times"
     return Row(what, write(original), write(converted), times)
-
-
-def _value(found: Estimate) -> str:
-    return _written(found, significant, "")
-
-
-def _share(found: Estimate) -> str:
-    return _written(found, lambda value: f"{100 * value:.1f}", " %")
-
-
-def _written(found: Estimate, write: Callable[[float], str], unit: str) -> str:
-    if found["mean"] is None:
-        return NOTHING
-    if found["low"] is None:
-        return f"{write(found['mean'])}{unit}"
-    return f"{write(found['mean'])}{unit} ({write(found['low'])} to {write(found['high'])})"

@@ -22,8 +22,9 @@ from segue.convert.data import Data
 from segue.core.tensor_files import full
 from segue.plan import Plan
 from segue.reporting.records import write_json
-from segue.schedules import share
-from segue.training.evaluation import Evaluation, Processes
+from segue.schedules import alpha_at
+from segue.training.distributed import Processes
+from segue.training.evaluation import Evaluator
 from segue.training.fit import Fit
 
 if TYPE_CHECKING:
@@ -68,13 +69,13 @@ def write(out: Path, told: Told, state: dict[str, Tensor], dtype: torch.dtype, s
     record = _record(told, draft, dtype)
     write_json(record, draft / pretrained.RECORD)
     converted = pretrained.from_pretrained(draft)
-    scores = Evaluation(told.data.held, told.data.task.scores, Processes(torch.device("cpu")), torch.no_grad)(converted)
+    scores = Evaluator(told.data.held, told.data.task.scores, Processes(torch.device("cpu")), torch.no_grad)(converted)
     task = told.data.task
     record["quality"] = {"name": task.quality, "original": told.original, "converted": scores}
     say(f"as saved: {task.quality} {task.of(scores):.4g}{task.unit}, original {task.of(told.original):.4g}{task.unit}")
     record["speed"] = _speed(told, {"original": told.base.again().to(dtype), "converted": converted})
-    write_json({"original": told.original, "points": told.trained.points}, draft / "curve.json")
-    curve.draw(draft / "curve.png", task, task.of(told.original), told.trained.points, _alphas(told))
+    write_json({"original": told.original, "points": told.trained.history}, draft / "curve.json")
+    curve.draw(draft / "curve.png", task, task.of(told.original), told.trained.history, _alphas(told))
     (draft / "README.md").write_text(card.text(record, told.data), encoding="utf-8")
     write_json(record, draft / pretrained.RECORD)
     names = sorted((path.name for path in draft.iterdir()), key=lambda name: name == pretrained.RECORD)
@@ -142,7 +143,7 @@ def _alphas(told: Told) -> list[float]:
     """Return the teacher's mean share at every step."""
     assert told.trained.handover is not None
     sites, total = told.trained.handover.sites, told.trained.total_steps
-    return [sum(share(told.plan.schedule, step / total, site) for site in sites) / len(sites) for step in range(total + 1)]
+    return [sum(alpha_at(told.plan.schedule, step / total, site) for site in sites) / len(sites) for step in range(total + 1)]
 
 
 def _speed(told: Told, models: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segue.training.evaluation import Classification
+from segue.training.tasks import Classification
 
 IGNORED = -100  # the label of tokens that are not predicted
 

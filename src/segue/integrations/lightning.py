@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from segue.core import randomness
-from segue.core.calibrate import padding_of
+from segue.core.blending import padding_mask
 from segue.errors import HandoverError, MissingExtraError, SegueWarning
 from segue.integrations.driver import KEY, Driver
 from segue.plan import Plan
@@ -75,7 +75,7 @@ class HandoverCallback(Driver, Callback):
             if not self.running or result is None:
                 return result
             batch = args[0] if args else kwargs.get("batch")
-            aux = self.aux_loss(padding_of(batch))
+            aux = self.aux_loss(padding_mask(batch))
             return {**result, "loss": result["loss"] + aux} if isinstance(result, Mapping) else result + aux
 
         pl_module.training_step = training_step

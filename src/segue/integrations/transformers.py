@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from segue.core.calibrate import padding_of
+from segue.core.blending import padding_mask
 from segue.errors import HandoverError, MissingExtraError, PlanError
 from segue.integrations.driver import KEY, Driver
 from segue.integrations.peft import base_of, carry_students, is_peft
@@ -121,7 +121,7 @@ class HandoverCallback(Driver, TrainerCallback):
         loss = output.get("loss") if named else output[0] if isinstance(output, tuple) else None
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise _outside_the_model()
-        aux = self.aux_loss(padding_of(kwargs))
+        aux = self.aux_loss(padding_mask(kwargs))
         if aux.requires_grad:
             self._watch(aux)
         if kwargs.get("num_items_in_batch") is not None:  # then Trainer leaves the division by the batches to the model

@@ -30,7 +30,7 @@ from segue.reporting.records import Point, Result, RunInfo, TrainInfo, meta_info
 from segue.sites import select
 from segue.training.batches import mapped
 from segue.training.distributed import launched
-from segue.training.evaluation import Evaluation
+from segue.training.evaluation import Evaluator
 from segue.training.fit import Fit, fit
 
 DRIFT_EXAMPLES = 64
@@ -50,7 +50,7 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
     whole = config.teacher.task.load() if config.share < 1 or config.teacher.task != config.task else loaded
     model, teacher = teacher_model(config.teacher, folder.parent.parent / "teachers", whole)
     autocast = partial(_autocast, processes.device, config.recipe.precision)
-    evaluate = partial(Evaluation, scores=config.task.loss.scores, processes=processes, autocast=autocast)
+    evaluate = partial(Evaluator, scores=config.task.loss.scores, processes=processes, autocast=autocast)
     model.to(processes.device)
     teacher_look = evaluate(loaded.look)(model)
     teacher_final = teacher["scores"] if config.teacher.task == config.task else evaluate(loaded.final)(model)
@@ -67,7 +67,7 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
         sites=[site.name for site in fitted.handover.sites],
         teacher=teacher_final,
         teacher_look=teacher_look,
-        points=[_point(point, flops) for point in fitted.points],
+        points=[_point(point, flops) for point in fitted.history],
         final=final,
         seconds=fitted.seconds,
         flops=flops[fitted.total_steps],
@@ -140,7 +140,7 @@ def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, tracke
         validation=loaded.look,
         folder=folder,
         resume=True,
-        looks=config.looks,
+        evaluations=config.looks,
         measure=lambda handover: drift(handover) | recorder(handover),
         trackers=trackers,
         progress=config.name,

@@ -15,7 +15,7 @@ from segue.errors import ConfigError
 from segue.lab.models import SentenceClassifier, SmallViT, Timm
 from segue.sites import Selector
 from segue.training.batches import Batches, InOrder
-from segue.training.evaluation import Classification
+from segue.training.tasks import Classification
 
 MORE_THAN_ANY = 1 << 40
 

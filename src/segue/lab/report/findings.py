@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from segue.lab.report.curves import finite
-from segue.reporting.formatting import duration, flops, significant
-from segue.reporting.wording import LONGEST, Scale, counted, listed, p_value, shortened
+from segue.reporting.formatting import LONGEST, ScoreFormat, counted, duration, flops, listed, p_value, shortened, significant
 
 if TYPE_CHECKING:
     from segue.lab.report.summary import Comparison, Group, Measure, Method, Summary
@@ -53,11 +52,11 @@ def overview(summary: Summary) -> list[str]:
     return sentences
 
 
-def sentences(group: Group, scale: Scale) -> list[str]:
+def sentences(group: Group, score_format: ScoreFormat) -> list[str]:
     """Say what the runs of one group show."""
-    found = [_leader(group, scale)]
+    found = [_leader(group, score_format)]
     for measure in MEASURE_NAMES:
-        found += _against_baseline(group, measure, scale)
+        found += _against_baseline(group, measure, score_format)
     found += [*_speed(group), *_mechanisms(group)]
     return [sentence for sentence in found if sentence]
 
@@ -147,32 +146,32 @@ def _where(comparison: Comparison, summary: Summary) -> str:
     return f"{short(comparison.label)} {way}{place}"
 
 
-def _leader(group: Group, scale: Scale) -> str:
+def _leader(group: Group, score_format: ScoreFormat) -> str:
     alone = group.methods[0] if len(group.methods) == 1 else None
     leader = next((method for method in group.methods if method.standing["final"] == "best"), alone)
     if leader is None or leader.final is None:
         return f"No run of this group ended with a finite {group.score}."
-    teacher = f"The teacher has {scale.value(group.teacher)}. " if group.teacher is not None else ""
+    teacher = f"The teacher has {score_format.value(group.teacher)}. " if group.teacher is not None else ""
     alike = [method.label for method in group.methods if method.standing["final"] == "like the best"]
     unknown = alone is None and any(method.standing["final"] == "unknown" for method in group.methods)
     rest = f"; not distinguishable from it: {listed(alike)}" if alike else ""
     if unknown and not alike:
         rest = "; whether the others are really lower cannot be said with one seed"
-    reached = f"{scale.estimate(leader.final)}, by {short(leader.label)}{rest}"
+    reached = f"{score_format.estimate(leader.final)}, by {short(leader.label)}{rest}"
     which = "mean" if alone else "best mean"
     return f"{teacher}The {which} {group.score} of the students alone at the end is {reached}."
 
 
-def _against_baseline(group: Group, measure: Measure, scale: Scale) -> list[str]:
+def _against_baseline(group: Group, measure: Measure, score_format: ScoreFormat) -> list[str]:
     found = [comparison for comparison in group.comparisons if comparison.measure == measure]
     if not found:
         return []
     name = measure_name(measure, group.score)
-    head = f"{name[0].upper()}{name[1:]} against the best baseline, {_named(group, found[0].baseline, measure, scale)}"
+    head = f"{name[0].upper()}{name[1:]} against the best baseline, {_named(group, found[0].baseline, measure, score_format)}"
     by_verdict: dict[str, list[Comparison]] = {}
     for comparison in sorted(found, key=lambda c: (c.difference.p is None, c.difference.p or 0.0)):
         by_verdict.setdefault(verdict(comparison), []).append(comparison)
-    parts = [f"{words}: {_joined([_told(c, scale) for c in alike])}" for words, alike in by_verdict.items()]
+    parts = [f"{words}: {_joined([_told(c, score_format) for c in alike])}" for words, alike in by_verdict.items()]
     return [f"{head}. {'. '.join(part[0].upper() + part[1:] for part in parts)}."]
 
 
@@ -181,21 +180,21 @@ def _joined(parts: list[str]) -> str:
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
-def _named(group: Group, name: str, measure: Measure, scale: Scale) -> str:
+def _named(group: Group, name: str, measure: Measure, score_format: ScoreFormat) -> str:
     method = group.method(name)
     assert method is not None
-    return f"{short(method.label)} ({scale.estimate(method.of(measure))})"
+    return f"{short(method.label)} ({score_format.estimate(method.of(measure))})"
 
 
-def _told(comparison: Comparison, scale: Scale) -> str:
+def _told(comparison: Comparison, score_format: ScoreFormat) -> str:
     """Name a method and its difference; the interval too for what the paper is about, the table has the others."""
     difference = comparison.difference
     if "dcr" in comparison.method.lower() and difference.half is not None:
-        low, high = (scale.change(difference.mean + side * difference.half, unit=False) for side in (-1, 1))
+        low, high = (score_format.change(difference.mean + side * difference.half, unit=False) for side in (-1, 1))
         adjusted = "" if comparison.holm is None else f", adjusted {p_value(comparison.holm)}"
-        told = f"{scale.change(difference.mean)}, {low} to {high}, p {_is(difference.p or 0.0)}{adjusted}"
+        told = f"{score_format.change(difference.mean)}, {low} to {high}, p {_is(difference.p or 0.0)}{adjusted}"
         return f"{short(comparison.label)} ({told})"
-    return f"{short(comparison.label)} ({scale.change(difference.mean)})"
+    return f"{short(comparison.label)} ({score_format.change(difference.mean)})"
 
 
 def _is(p: float) -> str:

@@ -5,32 +5,28 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from segue.lab.report import findings, operator_words, operators, paper_words, tables
+from segue.lab.report import findings, paper_words, tables
 from segue.lab.report.curves import BY_SITE, WHOLE, Curve
-from segue.lab.report.speed import Speed
 from segue.lab.report.summary import Group, Method, Summary
 from segue.lab.report.table_one import BY_DEPTH
-from segue.reporting.formatting import duration, flops, memory, significant
-from segue.reporting.palette import looks
+from segue.reporting.formatting import counted, duration, flops, listed, memory, significant
+from segue.reporting.palette import line_styles
 from segue.reporting.records import Result
 from segue.reporting.statistics import Estimate
-from segue.reporting.wording import counted, listed
 
 
-def page_data(summary: Summary, results: list[Result], title: str, speed: Speed | None = None) -> dict[str, Any]:
+def page_data(summary: Summary, results: list[Result], title: str) -> dict[str, Any]:
     """Gather everything the page shows; all of it is plain, finite JSON."""
-    compared = operators.section(summary)
-    look_of = looks(name for name, _ in summary.methods)
+    style_of = line_styles(name for name, _ in summary.methods)
     return {
         "title": title,
         "score": summary.groups[0].score if summary.groups else "score",
-        "percent": summary.scale.percent,
+        "percent": summary.score_format.percent,
         "facts": _facts(summary),
         "findings": findings.overview(summary),
         "notes": summary.notes,
-        "methods": [{"id": name, "label": label, **vars(look_of[name])} for name, label in summary.methods],
+        "methods": [{"id": name, "label": label, **vars(style_of[name])} for name, label in summary.methods],
         "groups": [_group(group, summary) for group in summary.groups],
-        "operators": None if compared is None else operator_words.page_section(compared, speed),
         "compared": tables.COMPARED,
         "reading": paper_words.READING,
         "comparisons": summary.comparisons,
@@ -69,10 +65,10 @@ def _range(values: list[str]) -> str:
 
 
 def _group(group: Group, summary: Summary) -> dict[str, Any]:
-    shown = tables.columns(group, summary.scale)
+    shown = tables.columns(group, summary.score_format)
     return {
         "name": group.name,
-        "teacher": summary.scale.value(group.teacher),
+        "teacher": summary.score_format.value(group.teacher),
         "teacher_look": _rounded(group.teacher_look),
         "sites": group.sites,
         "shown": group.shown_sites,
@@ -87,7 +83,7 @@ def _group(group: Group, summary: Summary) -> dict[str, Any]:
             {
                 "title": findings.measure_name(measure, group.score),
                 "rows": [
-                    [_cell(cell) for cell in tables.compared(c, summary.scale)]
+                    [_cell(cell) for cell in tables.compared(c, summary.score_format)]
                     for c in group.comparisons
                     if c.measure == measure
                 ],
@@ -133,7 +129,7 @@ def _win(method: Method, group: Group, summary: Summary) -> dict[str, Any]:
     means = [one.final.mean for one in group.methods if one.final]
     spread = max(means) - min(means) if means else 0.0
     return {
-        "text": summary.scale.estimate(method.final),
+        "text": summary.score_format.estimate(method.final),
         "mark": tables.MARKS[method.standing["final"]],
         "shade": 0 if method.final is None or not spread else round((method.final.mean - min(means)) / spread, 3),
     }
@@ -173,7 +169,7 @@ def _run(result: Result, summary: Summary) -> dict[str, Any]:
     info, train = result.run_info, result.train_info
     final = train.final.get(train.score)
     facts = [
-        f"final {train.score} {summary.scale.value(final if final is not None and math.isfinite(final) else None)}",
+        f"final {train.score} {summary.score_format.value(final if final is not None and math.isfinite(final) else None)}",
         counted(train.total_steps, "step"),
         duration(train.seconds),
         flops(train.flops),

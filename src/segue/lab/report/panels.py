@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from segue.lab.report.curves import Curve, Line
 from segue.lab.report.summary import Group, Method, Summary
-from segue.reporting.palette import Look
+from segue.reporting.formatting import shortened
+from segue.reporting.palette import LineStyle
 from segue.reporting.statistics import Estimate
-from segue.reporting.wording import shortened
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Drawn:
     """One curve ready to be drawn."""
 
     label: str
-    look: Look
+    style: LineStyle
     x: Sequence[float]
     mean: Sequence[float | None]
     half: Sequence[float | None]
@@ -46,7 +46,7 @@ class GroupPanels:
     """The panels of one group, in the looks of its methods."""
 
     group: Group
-    look_of: dict[str, Look]
+    style_of: dict[str, LineStyle]
 
     def drawn(
         self, x: Callable[[Line], list[float]], y: Callable[[Line], Curve], times: float = 1.0, *, faint: bool = False
@@ -55,7 +55,7 @@ class GroupPanels:
         return [
             Drawn(
                 method.label,
-                self.look_of[method.method],
+                self.style_of[method.method],
                 x(method.line),
                 _scaled(curve.mean, times),
                 _scaled(curve.half, times),
@@ -83,7 +83,7 @@ class GroupPanels:
         lines = [
             Drawn(
                 method.label,
-                self.look_of[method.method],
+                self.style_of[method.method],
                 list(range(len(found))),
                 [None if one is None else one.mean for one in found],
                 [None if one is None else one.half for one in found],
@@ -100,9 +100,9 @@ class GroupPanels:
         return Panel(title, "share of the training", y_label, [_cut(line, until) for line in lines])
 
 
-def group_figures(group: Group, summary: Summary, look_of: dict[str, Look]) -> dict[str, list[Panel]]:
+def group_figures(group: Group, summary: Summary, style_of: dict[str, LineStyle]) -> dict[str, list[Panel]]:
     """Lay out every figure of one group; panels without lines show nothing and are left out."""
-    make = GroupPanels(group, look_of)
+    make = GroupPanels(group, style_of)
     return {
         "cosine": _on_one_scale(make.at_sites("cosine", "interface cosine")),
         "accuracy": _accuracy(make, summary),
@@ -119,7 +119,7 @@ def group_figures(group: Group, summary: Summary, look_of: dict[str, Look]) -> d
 
 
 def _accuracy(make: GroupPanels, summary: Summary) -> list[Panel]:
-    times, percent = (100.0, " (%)") if summary.scale.percent else (1.0, "")
+    times, percent = (100.0, " (%)") if summary.score_format.percent else (1.0, "")
     group = make.group
     unit, name = _time_unit(max((method.line.seconds[-1] for method in group.methods if method.line.seconds), default=0.0))
     axes: list[tuple[str, Callable[[Line], list[float]]]] = [
@@ -133,7 +133,7 @@ def _accuracy(make: GroupPanels, summary: Summary) -> list[Panel]:
             f"{group.score}{percent}",
             make.drawn(x, lambda line: line.whole["students"], times),
             None if group.teacher_look is None else times * group.teacher_look,
-            bottom=0.0 if summary.scale.percent else None,
+            bottom=0.0 if summary.score_format.percent else None,
         )
         for label, x in axes
     ]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from segue.lab.report.table_one import NO_MATCHING
-from segue.reporting.formatting import NOTHING, significant
-from segue.reporting.wording import LONGEST, Scale, counted, seeds_behind, shortened
+from segue.reporting.formatting import LONGEST, NOTHING, ScoreFormat, counted, seeds_behind, shortened, significant
 
 if TYPE_CHECKING:
     from segue.lab.report.summary import Group, Method
@@ -22,7 +21,7 @@ READING = (
     "interval over seeds reaches across."
 )
 
-IN_PERCENT, AS_IT_IS = Scale(percent=True), Scale(percent=False)
+IN_PERCENT, AS_IT_IS = ScoreFormat(percent=True), ScoreFormat(percent=False)
 
 Verdict = Literal["holds", "does not hold", "open", "not measured"]
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from segue.lab.report import findings, tables
 from segue.lab.report.curves import Line, early_mean, finite, gather, last, mean, profile, whole_looks
-from segue.lab.report.operators import Recovery, recovery, saved_students
 from segue.lab.report.table_one import TableOne, table_one
+from segue.reporting.formatting import ScoreFormat, counted, listed
 from segue.reporting.palette import in_order
 from segue.reporting.records import Result
 from segue.reporting.statistics import Difference, Estimate, estimate, holm, paired_difference
-from segue.reporting.wording import Scale, counted, listed, scale_of
 
 SHARES = (0.90, 0.95, 0.99)  # of the teacher's score, to be held by the students alone
 ROUNDING = 1e-9  # 0.9 * 0.8 is a little more than 0.72
@@ -59,7 +58,7 @@ class Method:
     early_drift: list[Estimate | None]  # of the model as it trains, likewise
     last_drift: list[Estimate | None]  # of the students alone, at the last look
     table_one: TableOne
-    recovery: Recovery
+    runs: list[Result] = field(repr=False)
     by_seed: dict[Measure, dict[int, float | None]] = field(repr=False)
 
     def of(self, measure: Measure) -> Estimate | None:
@@ -95,7 +94,6 @@ class Group:
     comparisons: list[Comparison]
     notes: list[str]
     findings: list[str]
-    students: list[Mapping[str, Any]]  # that the plans of its runs name, as saved
 
     @property
     def shown_sites(self) -> list[int]:
@@ -124,7 +122,7 @@ class Summary:
 
     experiments: list[str]
     runs: int
-    scale: Scale
+    score_format: ScoreFormat
     groups: list[Group]
     comparisons: int  # of one measure, over all groups, with a p-value
     notes: list[str]
@@ -148,12 +146,14 @@ def summarize(results: list[Result]) -> Summary:
     for run in kept:
         info = run.run_info
         named.setdefault(f"{info.experiment}: {info.group}" if len(experiments) > 1 else info.group, []).append(run)
-    scale = _scale(kept)
+    score_format = _score_format(kept)
     groups = [_group(name, named[name]) for name in _group_order(list(named))]
     compared = _adjusted([_comparisons(group, measure) for measure in MEASURES for group in groups])
-    groups = [_with(group, [found for found in compared if found.group == group.name], scale) for group in groups]
+    groups = [_with(group, [found for found in compared if found.group == group.name], score_format) for group in groups]
     family = sum(found.measure == "final" and found.holm is not None for found in compared)
-    return Summary(experiments=experiments, runs=len(kept), scale=scale, groups=groups, comparisons=family, notes=notes)
+    return Summary(
+        experiments=experiments, runs=len(kept), score_format=score_format, groups=groups, comparisons=family, notes=notes
+    )
 
 
 def markdown(summary: Summary) -> str:
@@ -174,7 +174,7 @@ def is_baseline(method: str) -> bool:
 def best(methods: Sequence[Method], measure: Measure) -> Method | None:
     """Choose the method with the best mean; one whose every seed came through goes before any other."""
     known = [(found, method) for method in methods if (found := method.of(measure)) is not None]
-    return max(known, key=lambda pair: (pair[0].whole, pair[0].mean))[1] if known else None
+    return max(known, key=lambda pair: (pair[0].complete, pair[0].mean))[1] if known else None
 
 
 def _without_doubles(results: list[Result]) -> tuple[list[Result], list[str]]:
@@ -202,14 +202,14 @@ def _group_order(names: list[str]) -> list[str]:
     return sorted(names, key=key)
 
 
-def _scale(runs: list[Result]) -> Scale:
+def _score_format(runs: list[Result]) -> ScoreFormat:
     values = [
         value
         for run in runs
         for scores in (run.train_info.final, run.train_info.teacher)
         if (value := finite(scores.get(run.train_info.score))) is not None
     ]
-    return scale_of(runs[0].train_info.score if runs else "", values)
+    return ScoreFormat.of(runs[0].train_info.score if runs else "", values)
 
 
 def _group(name: str, runs: list[Result]) -> Group:
@@ -229,7 +229,6 @@ def _group(name: str, runs: list[Result]) -> Group:
         comparisons=[],
         notes=findings.notes(by_method, methods),
         findings=[],
-        students=saved_students(runs),
     )
 
 
@@ -258,7 +257,7 @@ def _method(runs: list[Result], sites: list[str]) -> Method:
         early_drift=profile(runs, sites, lambda run, site: early_mean(run, "drift_blend", site)),
         last_drift=profile(runs, sites, lambda run, site: last(run, "drift_students", site)),
         table_one=table_one(runs, sites),
-        recovery=recovery(runs),
+        runs=runs,
         by_seed={"final": finals, "area": areas},
     )
 
@@ -355,6 +354,6 @@ def _adjusted(found: list[list[Comparison]]) -> list[Comparison]:
     return [replace(comparison, holm=adjusted.get(index)) for index, comparison in enumerate(flat)]
 
 
-def _with(group: Group, comparisons: list[Comparison], scale: Scale) -> Group:
+def _with(group: Group, comparisons: list[Comparison], score_format: ScoreFormat) -> Group:
     compared = replace(group, comparisons=comparisons)
-    return replace(compared, findings=findings.sentences(compared, scale))
+    return replace(compared, findings=findings.sentences(compared, score_format))
