@@ -1,4 +1,4 @@
-"""Schedules: from progress to alpha, the teacher's weight.
+"""Schedules: from progress to alpha, the teacher's share.
 
 A schedule is any pure function (progress in [0, 1], site) -> alpha in [0, 1]; a resumed run therefore needs no schedule
 state. A schedule that adapts may also have `observe(progress, similarity)`, `state_dict()` and `load_state_dict(state)`.
@@ -28,7 +28,7 @@ __all__ = [
     "is_hold",
 ]
 
-Schedule: TypeAlias = Callable[[float, Site], float]  # (progress, where) -> alpha, the teacher's weight
+Schedule: TypeAlias = Callable[[float, Site], float]  # (progress, where) -> alpha, the teacher's share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +225,7 @@ def alpha_at(schedule: Schedule, progress: float, site: Site) -> float:
         raise PlanError(
             f"a schedule must return a number from 0 to 1, got {alpha!r}.",
             f"It is asked for site {site.name!r} at progress {progress:.4g}.",
-            "return alpha, the teacher's weight: 1 is the teacher alone, 0 the student alone.",
+            "return alpha, the teacher's share: 1 is the teacher alone, 0 the student alone.",
         )
     return value
 
