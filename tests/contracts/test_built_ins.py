@@ -17,7 +17,7 @@ from tests.students import cases
 from tests.students.attention import tiny_attention  # noqa: F401  registers the attention of tiny.Net
 from tests.vocabulary import test_gates, test_losses, test_schedules
 
-REQUIRED = {students.Linformer: {"tokens": 5}}  # and, in the tests of each module, the settings without a default
+REQUIRED: dict[type, dict[str, object]] = {}  # the settings without a default, from the tests of each module
 for tests in (test_gates, test_schedules, test_losses):
     REQUIRED |= getattr(tests, "REQUIRED", {})
 SITES_IN_A_ROW = [Site(f"blocks.{i}.attn", index=i, count=3) for i in range(3)]
@@ -32,7 +32,7 @@ def built_ins(room) -> list[object]:
 GATES = built_ins(gates)
 SCHEDULES = built_ins(schedules)
 GUIDANCES = [loss for loss in built_ins(losses) if not isinstance(loss, losses.LogitDistillation)]
-STUDENTS = [students.Reinit(), *(kind(**REQUIRED.get(kind, {})) for kind in cases.KINDS)]
+STUDENTS = [students.Reinit(), *cases.ONE_OF_EACH]
 
 
 def test_they_were_found():

@@ -1,3 +1,5 @@
+"""Initialisation: the rules of `Kaiming`, as `Reinit` applies them."""
+
 import math
 
 import pytest
@@ -69,7 +71,7 @@ def test_a_raw_vector_has_no_rule():
     with pytest.raises(StudentError) as error:
         Reinit()(nn.Sequential(Odd()), SITE)
     assert str(error.value) == (
-        "Kaiming() was asked to draw 0.temperature anew.\n"
+        "Kaiming() has no rule for 0.temperature.\n"
         "  It is a raw parameter of shape (3,) in Odd, which has no reset_parameters().\n"
         "  Hint: give the module a reset_parameters() method, or write your own student: fn(teacher, site) -> module."
     )

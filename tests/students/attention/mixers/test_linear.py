@@ -1,11 +1,46 @@
+"""Linear attention: its settings, its formula, and its feature maps."""
+
 import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from segue.errors import StudentError
-from segue.students.attention.mixers.feature_maps import Hedgehog, elu_plus_one, feature_map
+from segue.students import LinearAttention
+from segue.students.attention.mixers.linear import Hedgehog, elu_plus_one, feature_map
+from tests.students.attention.mixers.checks import attention_spec, inputs, mixer_of, run
+from tests.students.attention.mixers.formulas import feature_products, normalised, prepared, zero
+
+
+def squared(x: Tensor) -> Tensor:
+    return x.square() + 0.1
+
+
+SETTINGS = {
+    "elu": LinearAttention(),
+    "relu": LinearAttention(feature_map="relu"),
+    "hedgehog": LinearAttention(feature_map="hedgehog"),
+    "own map": LinearAttention(feature_map=squared),
+}
+IN_MODELS = {f"LinearAttention {kind}": LinearAttention(feature_map=kind) for kind in ("elu", "relu", "hedgehog")}
+STATE_DICT = {"hedgehog": {"of_queries.weight": (6, 7, 7), "of_keys.weight": (2, 7, 7)}}
+
+
+def naive(operator, spec, mixer, q, k, v, token_mask, causal):
+    k, v, _, seen = prepared(q, k, v, token_mask, causal)
+    return normalised(feature_products(operator.feature_map, mixer, q, k).where(seen, zero())) @ v
+
+
+def test_a_query_without_any_weight_gets_zeros():
+    spec = attention_spec(heads=1, key_heads=1)
+    q, k, v, g = inputs(1, spec, 9)
+    mixer = mixer_of(LinearAttention(feature_map="relu"), spec)
+    for causal in (False, True):
+        found = run(mixer, mixer, q, -k.abs(), v, None, causal, g)
+        assert found["output"].count_nonzero() == 0
+        assert all(x.isfinite().all() for x in found.values())
+
 
 X = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -64,7 +99,7 @@ def test_other_kinds_are_refused(kind):
     with pytest.raises(StudentError) as error:
         feature_map(kind, 3, 4)
     assert str(error.value) == (
-        f"feature_map={kind!r} was asked for.\n"
+        f"feature_map={kind!r} is not a feature map.\n"
         "  The choices are 'elu', 'relu', 'hedgehog', or a function from a tensor to non-negative features.\n"
         "  Hint: wrap a module or a class in a function."
     )

@@ -1,5 +1,5 @@
-"""Students decode recurrently: with a cache, in a batch, with beams, in pieces, and in the middle of a handover, the tokens are
-those of the whole forward."""
+"""Students decode recurrently: with a cache, in a batch, with beams, in chunks, and in the middle of a handover, the tokens are
+those of a forward without a cache."""
 
 from __future__ import annotations
 
@@ -17,29 +17,16 @@ from transformers import DynamicCache, StaticCache
 
 import segue
 from segue.errors import StudentError
-from segue.students import Geometry, LinearAttention, Performer, SlidingWindow, Softmax, WindowedLinear
+from segue.students import Softmax
 from segue.students.attention.cache import StateLayer
 from segue.students.attention.module import Operator
-from segue.students.attention.spec import Projection
 from tests.helpers import models
 from tests.helpers.models import VOCABULARY, WIDTH
-from tests.students.attention import naive_mixers
+from tests.students.attention.mixers.found import ONE_OF_EACH, RECURRENT, SETTINGS
 
-ELU = "linear, elu"
-OPERATORS: dict[str, Operator] = {
-    ELU: LinearAttention(),
-    "linear, relu": LinearAttention(feature_map="relu"),
-    "linear, hedgehog": LinearAttention(feature_map="hedgehog"),
-    "linear, own": LinearAttention(feature_map=F.softplus),
-    "Performer": Performer(features=16),
-    "window 1 + linear": WindowedLinear(window=1),
-    "window 8 + linear": WindowedLinear(window=8),
-    "window of everything + linear": WindowedLinear(window=500),
-    "window": SlidingWindow(window=5),
-    "window, no global token": SlidingWindow(window=5, global_tokens=0),
-    "window, 3 global tokens": SlidingWindow(window=5, global_tokens=3),
-}
-ONE_OF_EACH = [ELU, "Performer", "window 8 + linear", "window, 3 global tokens"]
+ELU = "elu"
+OPERATORS: dict[str, Operator] = {name: SETTINGS[name] for name in RECURRENT}
+ONE_OF_EACH = [name for name in ONE_OF_EACH if name in RECURRENT]
 SIZES = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 SITES = {"gpt2": "transformer.h.*.attn", "bert": "bert.encoder.layer.*.attention.self"}
 OWN: dict[str, dict[str, Any]] = {
@@ -101,13 +88,13 @@ def agree(model: nn.Module, **settings: Any) -> Tensor:
     """Generate from a padded batch without and with a cache, compare, and return the tokens."""
     whole, cached = (generated(model, text(), MASK, use_cache=use, **settings) for use in (False, True))
     assert torch.equal(cached, whole)
-    assert len(cached[:, TURN:].unique()) > 3, "such a dull text proves nothing"
+    assert len(cached[:, TURN:].unique()) > 1, "one token again and again proves nothing"
     return cached
 
 
 @torch.no_grad()
 def logits(model: nn.Module, ids: Tensor, mask: Tensor, pieces: list[int], cache: Any) -> Tensor:
-    """Call the model with some tokens at a time."""
+    """AttentionCall the model with some tokens at a time."""
     positions, found = (mask.cumsum(1) - 1).clamp_min(0), []
     for begin, end in zip([0, *pieces], [*pieces, ids.shape[1]], strict=True):
         call = {"attention_mask": mask[:, :end], "position_ids": positions[:, begin:end]}
@@ -161,7 +148,7 @@ def test_the_same_seed_draws_the_same_tokens(name):
     assert not torch.equal(drawn[0][0], drawn[0][1])
 
 
-@pytest.mark.parametrize(("name", "layers"), [("Performer", "0"), ("window 8 + linear", "2"), (ELU, "{0,2}")])
+@pytest.mark.parametrize(("name", "layers"), [("performer", "0"), ("windowed", "2"), (ELU, "{0,2}")])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 def test_some_layers_may_stay(family, name, layers):
     model = converted(name, family, layers)
@@ -199,42 +186,6 @@ def test_pieces_of_any_size_give_the_logits_of_the_whole(name):
     for cache, pieces in ((DynamicCache(config=model.config), [1, 132, 139, 299]), (DynamicCache(), [131, 132, 133])):
         close(logits(model, LONG, LONG_MASK, pieces, cache), whole, LONG_MASK)
     close(logits(model, LONG, LONG_MASK, [5, 140], StaticCache(model.config, max_cache_len=320)), whole, LONG_MASK)
-
-
-PADDINGS = {
-    "none": [],
-    "left": [(1, slice(0, 40))],
-    "between": [(0, slice(34, 191)), (1, slice(190, 195))],  # the state began without any
-}
-
-
-@pytest.mark.parametrize("padding", PADDINGS)
-@every_operator
-def test_a_state_is_the_formula(name, padding):
-    """Compare with the full matrix of weights in float64, where nothing can hide in rounding."""
-    shape, fewer = Projection(torch.empty(WIDTH, WIDTH)), Projection(torch.empty(WIDTH // 2, WIDTH))
-    geometry = Geometry(heads=4, head_size=8, query=shape, key=fewer, value=fewer, causal=True)
-    torch.manual_seed(0)
-    mixer = OPERATORS[name].mixer(geometry).double()
-    for parameter in mixer.parameters():
-        nn.init.normal_(parameter)
-    q, k, v = (2 * torch.randn(2, heads, 200, 8, dtype=torch.float64) for heads in (4, 2, 2))
-    keep = torch.ones(2, 200, dtype=torch.bool)
-    for row, hidden in PADDINGS[padding]:
-        keep[row, hidden] = False
-    state, found = {}, []
-    for begin, end in ((0, 30), (30, 31), (31, 33), (33, 192), (192, 193), (193, 195), (195, 196), (196, 200)):
-        kept = keep[:, begin:end]
-        piece = (q[:, :, begin:end], k[:, :, begin:end], v[:, :, begin:end], None if kept.all() else kept)
-        if state and end - begin == 1:
-            y, state = mixer.next(*piece, state)
-        else:
-            y = mixer.follow(*piece, state) if state else mixer(*piece, causal=True)
-            state = mixer.after(*piece[1:], state or None)
-        found.append(y)
-    expected = naive_mixers.mixed(OPERATORS[name], geometry, mixer, q, k, v, keep, causal=True)
-    real = keep[:, None, :, None]
-    torch.testing.assert_close(torch.cat(found, dim=2) * real, expected * real, atol=1e-9, rtol=1e-9)
 
 
 @one_of_each
@@ -303,7 +254,7 @@ def test_what_was_seen_cannot_be_unseen():
     cache = DynamicCache(config=model.config)
     logits(model, text(), MASK, [], cache)
     cache.crop(0)
-    with pytest.raises(StudentError, match=r"(?s)the last 2 tokens .* recurrent: its state cannot be undone.*copy.deepcopy"):
+    with pytest.raises(StudentError, match=r"(?s)the last 2 tokens cannot be removed .*a state there.*copy.deepcopy"):
         cache.crop(-2)
     with pytest.raises(StudentError, match="generate without an assistant model"):
         generated(model, text(rows=1), prompt_lookup_num_tokens=3, max_new_tokens=40)
@@ -329,14 +280,14 @@ def test_a_state_is_not_read_as_keys_and_values():
     teacher, model = original(), converted()
     cache = DynamicCache(config=model.config)
     logits(model, text(), MASK, [], cache)
-    with pytest.raises(StudentError, match="begin with a fresh cache when teachers and students change places"):
+    with pytest.raises(StudentError, match="start with a new cache when teachers and students change places"):
         teacher(text(1), past_key_values=cache)
 
 
 @every_operator
 def test_a_state_does_not_grow(name):
     """What is kept alive counts, not what is seen of it: a slice keeps its whole tensor."""
-    model, sizes = converted(name if "everything" not in name else WindowedLinear(window=50)), []
+    model, sizes = converted(name), []
     cache = DynamicCache(config=model.config)
     for tokens in (60, 40, 1, 899, 1):
         with torch.no_grad():
@@ -346,7 +297,7 @@ def test_a_state_does_not_grow(name):
     assert sizes[1] == sizes[3]
     assert sizes[2] == sizes[4] <= 1.25 * sizes[1]  # a window is cut when the next token comes
     ring, window = cache.layers[0].state.get("k"), getattr(OPERATORS[name], "window", None)
-    assert ring is None or ring.shape[2] == min(window, 50) - 1
+    assert ring is None or ring.shape[2] == window - 1
 
 
 def test_a_decoding_step_compiles_to_one_graph():
@@ -428,7 +379,7 @@ BLENDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("blend", BLENDS)
 def test_a_half_converted_model_generates_with_a_cache(blend):
     """Teacher and student remember their own pasts, padded and through a search, before and after a first step."""
-    name = ONE_OF_EACH[list(BLENDS).index(blend) % 4]
+    name = ONE_OF_EACH[list(BLENDS).index(blend) % len(ONE_OF_EACH)]
     model = original()
     handover = handing_over(model, OPERATORS[name], **BLENDS[blend])
     generated(model, text(), MASK)  # the very first forward, which computes both sides, is one with a cache
@@ -467,7 +418,8 @@ def test_second_turns_and_single_sequences_of_a_half_converted_model(name):
     assert torch.equal(second, generated(model, ids, mask, use_cache=False))
 
 
-def test_operators_without_a_state_keep_keys_and_values():
-    model = converted(Softmax())
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_operators_without_a_state_keep_keys_and_values(family):
+    model = converted(Softmax(), family)
     cache = agree(model) is not None and generated(model, text(), return_dict_in_generate=True).past_key_values
     assert not any(isinstance(layer, StateLayer) for layer in cache.layers)

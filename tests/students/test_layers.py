@@ -1,9 +1,5 @@
 """Several layers by one, in BERT, GPT-2, Llama and timm's ViT: the handover, what is left of the model, and its files."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
@@ -16,7 +12,7 @@ from segue.gates import Bernoulli
 from segue.losses import FeatureGuidance, OnTeacherStream
 from segue.schedules import Constant, Linear
 from segue.students import OneLayer, Reinit, WindowedLinear
-from segue.students.chain import Chain, InTuples, Passed
+from segue.students.layers import Chain, InTuples, Passthrough
 from tests.helpers.models import CLASSES, VOCABULARY, build, images, sentences, text, timm_vit
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 4}
@@ -97,35 +93,6 @@ def test_k_layers_become_one(case, settings, tmp_path):
         model.save_pretrained(tmp_path / "hf")  # its layers are of the family's own kind: no Segue is needed to load it
         plain = type(model).from_pretrained(tmp_path / "hf")
         assert torch.equal(batch.predict(plain), alone)
-
-
-FRESH = """
-import sys, torch
-sys.path[:0] = {path!r}
-import segue
-from tests.students import test_spans
-from tests.helpers.models import build
-for case, folder in {folders!r}.items():
-    make, batch, *_ = test_spans.CASES[case]
-    model = segue.load_(build(make, seed=3), folder)
-    torch.save(batch().predict(model), folder + ".pt")
-"""
-
-
-def test_a_fresh_process_loads_the_shorter_model(tmp_path):
-    folders = {case: str(tmp_path / case) for case in ("BERT", "timm ViT")}
-    answers = {}
-    for case, folder in folders.items():
-        make, batch, selector, _ = CASES[case]
-        model = build(make)
-        handover = segue.replace_(model, segue.Plan(sites=segue.Span(selector), student=OneLayer()), total_steps=1)
-        train(handover, batch(), 1)
-        segue.save(handover.finalize_(), folder)
-        answers[case] = batch().predict(model)
-    code = FRESH.format(path=[str(Path(__file__).parents[2])], folders=folders)
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
-    for case, folder in folders.items():
-        assert torch.equal(torch.load(f"{folder}.pt", weights_only=True), answers[case]), case
 
 
 def test_a_running_handover_stops_and_resumes(tmp_path):
@@ -272,7 +239,7 @@ def test_compiled_as_one_graph():
     model, batch = build(vit), images()
     handover = segue.replace_(model, segue.Plan(sites=segue.Span("blocks"), student=OneLayer()), total_steps=2)
     eager = batch.logits(model.train())
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(*batch.args), eager)
     handover.step()
     handover.step()
@@ -310,9 +277,9 @@ def test_shared_layers_are_no_span():
 
 
 def test_one_layer_needs_a_span():
-    with pytest.raises(StudentError, match="Its teacher is Linear"):
+    with pytest.raises(StudentError, match="It is Linear"):
         segue.replace_(nn.Sequential(nn.Linear(2, 2)), segue.Plan(sites="0", student=OneLayer()), total_steps=1)
-    with pytest.raises(StudentError, match="Its teacher is a span of 2 layers"):
+    with pytest.raises(StudentError, match="It is a span of 2 layers"):
         segue.replace_(build(vit), segue.Plan(sites=segue.Span("blocks"), student=OneLayer(which=2)), total_steps=1)
 
 
@@ -337,7 +304,7 @@ def test_reinit_of_a_span_is_one_fresh_layer():
     assert not torch.equal(student.weight, chain.layers[0].weight)
 
 
-def test_what_is_passed_is_handed_on():
+def test_a_passthrough_returns_its_input():
     x = torch.randn(2)
-    assert Passed(InTuples())(x, 3) is x
-    assert Passed(InTuples())(hidden_states=x) is x
+    assert Passthrough(InTuples())(x, 3) is x
+    assert Passthrough(InTuples())(hidden_states=x) is x
