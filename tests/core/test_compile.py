@@ -216,7 +216,7 @@ def test_a_staggered_handover_with_evaluations_stays_below_the_recompile_limit(s
         with torch.no_grad():
             call(x)
         handover.step()
-    assert all(seam.closed_in_graph for seam in handover.seams.values())
+    assert all(seam.state.closed_in_graph for seam in handover.seams.values())
     assert 4 < counter.frame_count <= torch._dynamo.config.recompile_limit
 
 

@@ -19,7 +19,7 @@ from segue.gates import Bernoulli, GumbelSoftmax
 from segue.lab.small_vit import VisionTransformer
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.schedules import Constant, Linear
-from segue.training.evaluation import Classification
+from segue.training.tasks import Classification
 from tests.helpers import models
 from tests.helpers.tiny import SITES, Net, same_state
 from tests.training.fit_cases import CountedBatches
@@ -317,7 +317,7 @@ def test_the_model_stays_as_it_is(original):
 
 
 def test_a_run_without_steps_is_refused(original):
-    with pytest.raises(PlanError, match="total_steps=0 was asked for"):
+    with pytest.raises(PlanError, match="total_steps must be a positive integer, got 0"):
         cost(original, METHODS.dcr(sites=SITES), IMAGES, total_steps=0)
 
 

@@ -1,6 +1,7 @@
 """The recorder: what a run writes down is what the functions find, in one process and in two."""
 
 from dataclasses import fields
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from segue.gates import Bernoulli, Blend
 from segue.reporting.records import Point
 from segue.schedules import Constant, Linear
 from tests.diagnostics import recording_workers
+from tests.helpers.processes import Ranks
 from tests.helpers.tiny import SITES, batch, start, train
 
 BATCHES = [batch(50, size=5), batch(51, size=5)]
@@ -139,17 +141,16 @@ def test_a_generator_of_batches_serves_every_look():
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return recording_workers.spawn(tmp_path_factory.mktemp("ranks"))
+    jobs = {engine: partial(recording_workers.record, engine) for engine in recording_workers.ENGINES}
+    return Ranks(jobs, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("engine", recording_workers.ENGINES)
 def test_two_processes_record_the_numbers_of_one(engine, ranks):
     alone = recording_workers.record("one")
     assert len(alone) == 3
-    for found in ranks:
-        if isinstance(found[engine], str):
-            pytest.fail(found[engine])
-        for point, wanted in zip(found[engine], alone, strict=True):
+    for found in ranks[engine]:
+        for point, wanted in zip(found, alone, strict=True):
             assert list(point) == list(wanted)
             for name in ("gate_variance", "data_variance", "predicted_variance", "curvature_bias", "curvature_bound"):
                 assert point[name] == pytest.approx(wanted[name], rel=1e-4, abs=1e-7), name

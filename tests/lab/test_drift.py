@@ -8,8 +8,8 @@ import torch
 import segue
 from segue.lab.drift import Drift, block_of
 from segue.sites import select
-from segue.training.evaluation import Classification
 from segue.training.recipe import Recipe
+from segue.training.tasks import Classification
 from tests.helpers.tiny import SITES, Net, batch
 
 EXAMPLE = batch(7)
@@ -47,7 +47,9 @@ def test_drift_is_the_relative_squared_distance_after_each_block(method):
     plan = segue.methods.ALL[method](sites=SITES)
     batches = [batch(i) for i in range(4)]
     recipe = Recipe(steps=10, lr=1e-2)
-    points = segue.fit(model, plan, batches, Classification(), recipe=recipe, looks=5, measure=measured, progress=None).points
+    points = segue.fit(
+        model, plan, batches, Classification(), recipe=recipe, evaluations=5, measure=measured, progress=None
+    ).history
     assert len(seen) == len(points) == 6
     assert all(value > 0 for value in points[0]["drift_students"].values())
     if method != "theseus_gumbel":  # which begins with a tenth for the student

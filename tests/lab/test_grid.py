@@ -15,7 +15,7 @@ from segue.checkpoint.state import saved_step
 from segue.errors import ConfigError, MissingExtraError
 from segue.lab.grid import Experiment, run_grid, run_named
 from segue.reporting import records as results
-from tests.training.fit_cases import Fresh
+from tests.helpers.processes import FreshProcess
 
 WORKERS = 2
 THREADS = max(1, (os.cpu_count() or 1) // WORKERS)
@@ -124,7 +124,7 @@ def carry_out(place, options, out):
 
 def start(place, out, **options):
     """Start a grid in a process of its own."""
-    return Fresh(carry_out, place, options, str(out), words=out.parent / "words")
+    return FreshProcess(carry_out, place, options, str(out), log=out.parent / "error")
 
 
 def looks(out, name):
@@ -137,7 +137,7 @@ def wait_until(true, grid):
     limit = time.monotonic() + 300
     while not true():
         assert time.monotonic() < limit, "it never happened"
-        assert grid.process.is_alive(), f"the grid has ended: {grid.said}"
+        assert grid.process.is_alive(), f"the grid has ended: {grid.error}"
         time.sleep(0.05)
 
 
@@ -167,8 +167,8 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     workers = workers_of(grid)
     nothing_left_behind.extend(workers)
     os.kill(grid.pid, signal.SIGINT)
-    assert grid.end() != 0
-    assert "KeyboardInterrupt" in grid.said
+    assert grid.wait() != 0
+    assert "KeyboardInterrupt" in grid.error
     assert len(workers) == 1
     assert not any(worker.is_running() for worker in workers)  # the grid has waited for them
     stopped_at = saved_step(out / first / "checkpoints")
@@ -183,7 +183,7 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     nothing_left_behind.extend(workers)
     assert len(workers) == 2
     os.kill(grid.pid, signal.SIGKILL)
-    assert grid.end() == -signal.SIGKILL
+    assert grid.wait() == -signal.SIGKILL
     psutil.wait_procs(workers, timeout=120)
     assert not any(worker.is_running() for worker in workers)  # they have noticed, saved and stopped
     assert saved_step(out / first / "checkpoints") > stopped_at

@@ -12,7 +12,8 @@ import segue
 from segue.data import Crop, Digits, Tsv
 from segue.errors import ConfigError
 from segue.lab.models import SentenceClassifier, SmallViT
-from segue.lab.tasks import Batches, ImageTask, InOrder, SentenceTask
+from segue.lab.tasks import ImageTask, SentenceTask
+from segue.training.batches import Batches, InOrder
 from segue.training.recipe import Recipe
 from tests.helpers.tiny_runs import TASK
 
@@ -193,7 +194,7 @@ def test_all_methods_of_a_seed_see_the_same_batches_in_the_same_order():
 
         plan = segue.methods.ALL[method](sites=task.sites, seed=seed)
         segue.fit(
-            loaded.build(0), plan, loaded.train(16, seed), loss, recipe=Recipe(steps=5, seed=seed), progress=None, looks=2
+            loaded.build(0), plan, loaded.train(16, seed), loss, recipe=Recipe(steps=5, seed=seed), progress=None, evaluations=2
         )
         return batches
 
@@ -255,8 +256,8 @@ def test_attention_inside_a_sentence_model_hands_over(sentences):
         recipe=Recipe(steps=5),
         validation=loaded.look,
         progress=None,
-        looks=5,
+        evaluations=5,
     )
-    assert "bert.encoder.layer.0.attention.self" in fitted.points[0]["cosine"]
-    assert [point["alpha"] for point in fitted.points][::5] == [1.0, 0.0]
-    assert fitted.points[0]["blend"]["loss"] != fitted.points[0]["students"]["loss"]
+    assert "bert.encoder.layer.0.attention.self" in fitted.history[0]["cosine"]
+    assert [point["alpha"] for point in fitted.history][::5] == [1.0, 0.0]
+    assert fitted.history[0]["blend"]["loss"] != fitted.history[0]["students"]["loss"]

@@ -52,8 +52,8 @@ def test_with_a_frozen_model_there_is_nothing_to_train():
     with pytest.raises(HandoverError) as error:
         torch.optim.AdamW(handover.parameters())
     assert str(error.value) == (
-        "the handover was asked for the parameters to train.\n"
-        "  There are none: its students (ReLU) have no parameters, and the model around them is frozen.\n"
+        "the handover has no parameters to train.\n"
+        "  Its students (ReLU) have none, and the model around them is frozen.\n"
         '  Hint: let the model adapt: Plan(train="all").'
     )
 
@@ -124,7 +124,7 @@ def test_an_unknown_name():
         ActivationSwap(to="leakyrelu")
     assert str(error.value) == (
         "ActivationSwap(to='leakyrelu') does not name an activation.\n"
-        "  Nearest names: leaky_relu, relu, relu6.\n"
+        "  Nearest names: leaky_relu, relu.\n"
         "  Hint: give the name of an activation, or a function that builds a module: to=lambda: nn.Hardtanh(-2, 2)."
     )
 

@@ -6,7 +6,7 @@ import transformers
 from torch import nn
 
 import segue
-from segue.core.shortening import finished_name
+from segue.core.surgery import finished_name
 from segue.errors import SiteError, StudentError
 from segue.gates import Bernoulli
 from segue.losses import FeatureGuidance, OnTeacherStream
@@ -252,10 +252,10 @@ def test_compiled_as_one_graph():
     ("span", "says"),
     [
         (segue.Span("blokcs"), "Nearest names"),
-        (segue.Span("blocks", every=3), "It has 4, of which 4 are meant"),
-        (segue.Span("blocks", every=1), "not a number of whole groups of at least 2"),
-        (segue.Span("blocks", first=3, last=4), "It has 4"),
-        ([segue.Span("blocks"), "blocks.1.attn"], "one lies inside the other"),
+        (segue.Span("blocks", every=3), "The list has 4 layers, of which it selects 4"),
+        (segue.Span("blocks", every=1), "does not divide the layers of 'blocks' into groups of at least 2"),
+        (segue.Span("blocks", first=3, last=4), "of which it selects 1"),
+        ([segue.Span("blocks"), "blocks.1.attn"], "one is inside the other"),
     ],
 )
 def test_what_a_span_cannot_be(span, says):
@@ -266,13 +266,13 @@ def test_what_a_span_cannot_be(span, says):
 
 
 def test_a_name_that_fits_two_lists_is_refused():
-    with pytest.raises(SiteError, match="It fits 2 lists of layers: a.layers, b.layers"):
+    with pytest.raises(SiteError, match="They are a.layers, b.layers"):
         parts = {name: nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(2, 2)] * 2)}) for name in "ab"}
         segue.select(nn.ModuleDict(parts), segue.Span("layers"))
 
 
 def test_shared_layers_are_no_span():
-    with pytest.raises(SiteError, match="one module under several names"):
+    with pytest.raises(SiteError, match="selects a shared layer of 'layers'"):
         segue.select(nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(2, 2)] * 2)}), segue.Span("layers"))
 
 

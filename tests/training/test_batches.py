@@ -112,14 +112,14 @@ def test_batches_and_their_sampler_hear_the_number_of_the_epoch():
 def test_a_generator_that_ends_too_early_is_explained():
     stream = Stream(torch.tensor([i]) for i in range(3))
     taken(stream, 3)
-    with pytest.raises(DataError, match="ended after 3 batches and cannot begin again") as caught:
+    with pytest.raises(DataError, match="ended after 3 batches and cannot be read again") as caught:
         next(stream)
     assert "a DataLoader, a list" in str(caught.value)
 
 
 @pytest.mark.parametrize("nothing", [[], iter(())], ids=["list", "generator"])
 def test_no_batches_at_all_are_an_error(nothing):
-    with pytest.raises(DataError, match="There are no batches"):
+    with pytest.raises(DataError, match="there are no batches"):
         next(Stream(nothing))
 
 

@@ -24,7 +24,7 @@ from segue.diagnostics.tail import Tail, tails
 from segue.errors import PlanError
 from segue.gates import Gate
 from segue.reporting.formatting import significant
-from segue.training.evaluation import LossFn
+from segue.training.tasks import LossFn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from segue.diagnostics.population import chosen_sites, fixed_batches, shares
 from segue.diagnostics.tail import Tail, tails
 from segue.errors import PlanError
 from segue.reporting.formatting import significant
-from segue.training.evaluation import LossFn
+from segue.training.tasks import LossFn
 
 
 @dataclass(frozen=True, kw_only=True)

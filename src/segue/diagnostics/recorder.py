@@ -13,7 +13,7 @@ from segue.diagnostics.loss_path import loss_path
 from segue.diagnostics.population import chosen_sites
 from segue.errors import PlanError, nearest
 from segue.training.batches import mapped, size
-from segue.training.evaluation import LossFn
+from segue.training.tasks import LossFn
 
 VARIANCE, CURVATURE, PATH = "variance", "curvature", "path"
 MEASURES = (VARIANCE, CURVATURE, PATH)

@@ -21,7 +21,8 @@ from typing import Any
 from segue.errors import ConfigError, MissingExtraError, nearest
 from segue.lab.config import Run
 from segue.lab.run import is_finished, run_alone
-from segue.training.progress import Progress, duration
+from segue.reporting.formatting import duration
+from segue.training.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,10 @@ def _train(teacher: Teacher, place: Path, loaded: Loaded) -> None:
                 validation=loaded.final if number == len(teacher.stages) - 1 else loaded.look,
                 folder=place / f"stage{number}",
                 resume=True,
-                looks=5,
+                evaluations=5,
                 progress=f"teacher {number + 1}/{len(teacher.stages)}",
             )
-        points += [{"stage": number, **point} for point in result.points]
+        points += [{"stage": number, **point} for point in result.history]
         state = {name: tensor_files.full(value).detach().cpu().contiguous() for name, value in model.state_dict().items()}
     if launched().rank == 0 and state is not None:
         tensor_files.write(place / "teacher.safetensors", state)

@@ -1,10 +1,12 @@
-"""The stream of batches: epoch after epoch, from any iterable, the same after a resume, split among processes."""
+"""The stream of batches: epoch after epoch, from any iterable, in the same order after a resume, split among processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from segue.core import randomness
@@ -13,10 +15,10 @@ from segue.errors import DataError
 
 
 class Stream:
-    """Yield batches for ever, and start again at any place.
+    """Yield batches without end, from the first or from any later one.
 
-    Whatever shuffles with the global random states (a DataLoader) gets states made of (seed, epoch) when an epoch begins, so
-    a resumed run sees the order of an undisturbed one; what was seen before is read again and left out.
+    Whatever shuffles with the global random states (a DataLoader) gets states made of (seed, epoch) when an epoch starts, so
+    a resumed run sees the batches in the order of an uninterrupted one; those before it are read again and skipped.
     """
 
     def __init__(self, batches: Iterable[Any], *, seed: int = 0) -> None:
@@ -29,7 +31,7 @@ class Stream:
         self._once = isinstance(batches, Iterator)
 
     def skip(self, count: int) -> None:
-        """Leave out so many batches."""
+        """Skip this many batches."""
         if self.per_epoch is not None and not self._once:
             self.epoch, count = divmod(count, self.per_epoch)
         for _ in range(count):
@@ -47,24 +49,24 @@ class Stream:
         return self._first()
 
     def _first(self) -> Any:
-        """Begin an epoch and return its first batch, whose request is what makes a DataLoader shuffle."""
+        """Start an epoch and return its first batch, whose request is what makes a DataLoader shuffle."""
         if self._once and self.epoch > 0:
             raise DataError(
-                "another pass over the batches was to begin.",
-                f"They are a generator, which ended after {self.taken} batches and cannot begin again.",
+                "the training needs more batches than there are.",
+                f"They come from a generator, which ended after {self.taken} batches and cannot be read again.",
                 "give something that can be read more than once (a DataLoader, a list), or fewer steps.",
             )
         self.taken = 0
-        for listener in (self.batches, getattr(self.batches, "sampler", None)):
-            if callable(tell := getattr(listener, "set_epoch", None)):
-                tell(self.epoch)
+        for source in (self.batches, getattr(self.batches, "sampler", None)):
+            if callable(set_epoch := getattr(source, "set_epoch", None)):
+                set_epoch(self.epoch)
         with randomness.kept():
             randomness.seed_all(self.seed, self.epoch, 0x5E6)
             self._iterator = iter(self.batches)
             for batch in self._iterator:
                 self.taken = 1
                 return batch
-        raise DataError("a batch was to be read.", "There are no batches.", "give an iterable that yields at least one.")
+        raise DataError("there are no batches.", "The iterable yields nothing.", "give one that yields at least one batch.")
 
 
 def part_for(batch: Any, rank: int, world: int) -> tuple[Any, float]:
@@ -87,7 +89,7 @@ def part_for(batch: Any, rank: int, world: int) -> tuple[Any, float]:
 
 
 def size(batch: Any) -> int:
-    """Return how many examples a batch holds: the length of its first tensor.
+    """Return the number of examples in a batch: the length of its first tensor.
 
     >>> import torch
     >>> size({"ids": torch.zeros(8, 3)})
@@ -119,3 +121,48 @@ def _length(batches: Any) -> int | None:
         return len(batches)
     except TypeError:
         return None
+
+
+class Batches:
+    """Shuffled batches that depend on (seed, epoch) alone; what does not fill a batch is left out.
+
+    >>> batches = Batches(5, 2, lambda chosen, generator: chosen.tolist(), seed=0)
+    >>> len(batches), len({*sum(batches, [])})
+    (2, 4)
+    """
+
+    def __init__(self, count: int, size: int, make: Callable[[Tensor, torch.Generator], Any], *, seed: int) -> None:
+        self.count = count
+        self.size = min(size, count)
+        self.make = make  # (which examples, the batch's own randomness) -> batch
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.count // self.size
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) & 0x7FFFFFFF)
+        order = torch.randperm(self.count, generator=generator)
+        for index in range(len(self)):
+            yield self.make(order[index * self.size : (index + 1) * self.size], generator)
+
+
+class InOrder:
+    """Batches in a fixed order, all of them, for evaluation."""
+
+    def __init__(self, count: int, size: int, make: Callable[[Tensor], Any]) -> None:
+        self.count = count
+        self.size = size
+        self.make = make
+
+    def __len__(self) -> int:
+        return math.ceil(self.count / self.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        for begin in range(0, self.count, self.size):
+            yield self.make(torch.arange(begin, min(begin + self.size, self.count)))

@@ -19,7 +19,8 @@ from segue.schedules import Linear
 from segue.students import CopyMatching, Kaiming
 from tests.helpers.models import Batch
 from tests.students import cases
-from tests.students.cases import BEGIN, CAUSAL_TORCH, END, FAMILIES, GPT2, LLAMA, OPERATORS, PAGE, TIMM, Family
+from tests.students.attention.mixers import found
+from tests.students.cases import CAUSAL_TORCH, FAMILIES, GPT2, LLAMA, OPERATORS, TIMM, Family
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 
@@ -158,10 +159,18 @@ def test_kaiming_keeps_nothing_of_the_teacher(operator: str) -> None:
     assert students[Kaiming()].bias.count_nonzero() == 0
 
 
-# The page
+# Which goes where: the two sentences of docs/operators.md
 
 
-def test_the_page_has_the_table_of_this_program() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page.count(BEGIN) == page.count(END) == 1
-    assert page.partition(BEGIN)[2].partition(END)[0] == cases.table()
+@pytest.mark.parametrize("family", [*FAMILIES, CAUSAL_TORCH], ids=lambda family: family.name)
+def test_every_operator_goes_into_every_family_but_for_two_reasons(family: Family) -> None:
+    for operator in found.ROWS:
+        refusal = cases.is_refused(operator, family)
+        if getattr(operator, "tokens", 0) is None and family.spec["tokens"] is None:
+            assert refusal is not None
+            assert "one weight per position" in refusal
+        elif family.causal and not operator.mixer_class.supports_causal:
+            assert refusal is not None
+            assert "the future would leak into the past" in refusal
+        else:
+            assert refusal is None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import segue
-from segue.core.surgery import plain_attention
+from segue.core.modes import plain_attention
 from segue.errors import StudentError
 from segue.sites import Site, select
 from segue.students import CopyMatching, LinearAttention, Softmax
