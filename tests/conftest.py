@@ -6,3 +6,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import segue  # noqa: F401  before timm and transformers: makes torchvision import beside a CPU torch
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the figures that tests measured about the project itself, such as the length of the README."""
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, ())]
+    for figure in sorted({value for report in reports for name, value in report.user_properties if name == "figure"}):
+        terminalreporter.write_line(figure)

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import segue
 from segue.convert.tasks import NextToken
-from segue.lab.models import quiet_transformers
-from segue.lab.tasks import Batches, InOrder
+from segue.data.extras import quiet_transformers
+from segue.training.batches import Batches, InOrder
 
 transformers = quiet_transformers("Llama")
 

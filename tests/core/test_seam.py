@@ -151,7 +151,7 @@ def test_no_gradient_passes_the_teacher_unless_asked():
 def test_at_weight_zero_the_student_has_a_zero_gradient():
     for skips in (False, True):
         here = seam(Returns(5.0), Returns(NAN), weight=0.0)
-        here.may_skip = skips
+        here.configure(compared=skips)
         output = here(torch.ones(2))
         assert output.tolist() == [5.0, 5.0]
         output.sum().backward()
@@ -168,7 +168,7 @@ def test_one_side_is_left_out_only_after_both_were_compared():
     here(torch.ones(2))
     here(torch.ones(2))
     assert calls == ["student"] * 2
-    here.may_skip = True
+    here.configure(compared=True)
     here(torch.ones(2))
     assert calls == ["student"] * 2
 
@@ -176,7 +176,7 @@ def test_one_side_is_left_out_only_after_both_were_compared():
 def test_the_views_show_one_side_and_compute_no_other():
     for view, alone in ((View.TEACHER, 5.0), (View.STUDENT, 3.0)):
         here = seam(Returns(5.0), Returns(3.0))
-        here.view = view
+        here.configure(view=view)
         other = here.student if view is View.TEACHER else here.teacher
         other.register_forward_pre_hook(lambda *_: pytest.fail("the other side was computed"))
         assert here(torch.ones(1)).item() == alone
@@ -202,7 +202,7 @@ def test_plain_settings_are_answered_weights_are_withheld():
     here = seam(nn.MultiheadAttention(4, 2, batch_first=False), nn.MultiheadAttention(4, 2, batch_first=True))
     assert here.num_heads == 2
     assert here.batch_first is True
-    with pytest.raises(HandoverError, match=r"the weights 'here.out_proj.weight' were used from outside"):
+    with pytest.raises(HandoverError, match=r"uses the weights 'here.out_proj.weight' inside it"):
         torch.nn.functional.linear(torch.ones(4), here.out_proj.weight)
     for missing in ("nothing", "merge_masks", "_reset_parameters"):
         with pytest.raises(AttributeError):

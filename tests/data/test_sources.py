@@ -468,7 +468,7 @@ def test_damaged_parquet(tmp_path: Path):
         write_parquet(path, images, [0][:0])
         fails(source)
     write_parquet(path, encoded(part(3)[0]), [0, 1, 2], image="img")
-    fails(source, "The training part has no column 'image'.", "image=... and label=... Nearest names: img, label")
+    fails(source, "The training part has no column 'image'.", "image=... and label=... Nearest names: img.")
     whole = path.read_bytes()
     for content in (whole[:-9], whole[: len(whole) // 2], b""):
         path.write_bytes(content)
@@ -554,7 +554,7 @@ def test_unusable_image_folders(tmp_path: Path):
     source = ImageFolder(folder=tmp_path)
     fails(source, f"There is no folder {tmp_path / 'train'}.", "no names to choose from")
     (tmp_path / "train").mkdir()
-    fails(source, f"There is no folder {tmp_path / 'test'}.", "Nearest names: train")
+    fails(source, f"There is no folder {tmp_path / 'test'}.", "The only names are: train.")
     (tmp_path / "test").mkdir()
     fails(source, "The training part is empty.")
     write_images(tmp_path / "train", *part(2, classes=1), ["cat"])
@@ -737,7 +737,12 @@ def test_damaged_cifar_binaries(tmp_path: Path):
         file.write_bytes(content)
         fails(source, f"its {len(content)} bytes are not a multiple of 3074")
     file.unlink()
-    fails(source, f"There is no file {file}.", "Nearest names: test.bin", "Or pass download=True to let torchvision fetch it.")
+    fails(
+        source,
+        f"There is no file {file}.",
+        "The only names are: test.bin.",
+        "Or pass download=True to let torchvision fetch it.",
+    )
     write_cifar10(tmp_path, part(50), part(20), binary=True)
     first = tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin"
     first.write_bytes(first.read_bytes()[: 9 * 3073])
@@ -936,7 +941,7 @@ HUB = part(30), part(20, seed=1)
 def test_a_folder_of_parquet_files(tmp_path: Path, cache: Path):
     write_with_datasets(tmp_path / "data", *HUB, classes=12)
     assert_holds(HubDataset(id=tmp_path / "data")(), *HUB, 12)
-    fails(HubDataset(id=tmp_path / "data", image="img"), "training part has no column 'img'", "Nearest names: ")
+    fails(HubDataset(id=tmp_path / "data", image="img"), "training part has no column 'img'", "The only names are: ")
     fails(
         HubDataset(id=tmp_path / "data", test="tset"), "There is no part 'tset'.", "train=... and test=... Nearest names: test"
     )
@@ -1042,7 +1047,7 @@ def test_tsv_columns_are_named(tmp_path: Path):
     path.write_bytes(b"\xef\xbb\xbfid\tpolarity\treview\n7\t0\tbad\n8\t1\tgood")  # a byte-order mark, no last line end
     dataset = Tsv(train=path, test=path, text="review", label="polarity")()
     assert dataset.train_texts == ["bad", "good"]
-    fails(Tsv(train=path, test=path, text="review"), "has no column 'label'.", "Nearest names: ")
+    fails(Tsv(train=path, test=path, text="review"), "has no column 'label'.", "The only names are: ")
 
 
 @pytest.mark.parametrize(
@@ -1074,7 +1079,7 @@ def test_an_unknown_test_label_in_a_tsv(tmp_path: Path):
     train = write_tsv(tmp_path / "train.tsv", "a\t0", "b\t1")
     test = write_tsv(tmp_path / "test.tsv", "a\t2")
     fails(Tsv(train=train, test=test), "test labels go up to 2, but there are 2 classes")
-    fails(Tsv(train=train, test=tmp_path / "tets.tsv"), "There is no file", "Nearest names: test.tsv, train.tsv")
+    fails(Tsv(train=train, test=tmp_path / "tets.tsv"), "There is no file", "Nearest names: test.tsv.")
 
 
 # Augmentation and normalisation

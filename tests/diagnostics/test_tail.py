@@ -76,7 +76,7 @@ def test_it_works_without_gradients_around_it_and_asks_no_parameter_for_one():
 def test_a_failing_loss_leaves_everything_as_it_was():
     of = reference.vit(width=4)
     seam = of.handover.seams[of.sites[0]]
-    before = seam.weight_now, seam.mean_now, seam.training, of.handover.model.training
+    before = seam.state.weight, seam.state.mean, seam.training, of.handover.model.training
 
     def fails(model, batch):
         model(batch[0])
@@ -90,7 +90,7 @@ def test_a_failing_loss_leaves_everything_as_it_was():
 
     with pytest.raises(RuntimeError, match="no loss today"):
         fails_in_tail()
-    assert (seam.weight_now, seam.mean_now, seam.training, of.handover.model.training) == before
+    assert (seam.state.weight, seam.state.mean, seam.training, of.handover.model.training) == before
     assert not seam._forward_hooks
     assert any(p.requires_grad for p in of.handover.model.parameters())
 

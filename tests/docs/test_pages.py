@@ -4,11 +4,9 @@ python -m tests.docs.test_pages    # draws the pictures of the guides anew, by t
 """
 
 import ast
-import importlib
 import os
 import re
 from contextlib import redirect_stdout
-from dataclasses import is_dataclass
 from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +16,6 @@ import torch
 from torch.nn import functional as F
 
 import segue
-from segue.students import Geometry, Projection
-from segue.students.attention.mixer import Mixer
 from segue.students.attention.module import Operator
 from tests.helpers.tiny import Net, batch
 
@@ -126,82 +122,9 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
 
 
-def test_every_method_has_a_card_and_the_front_page_lists_it():
-    front = (ROOT / "README.md").read_text(encoding="utf-8")
-    for method in segue.methods.ALL:
-        card = ROOT / "docs" / "cards" / f"{method}.md"
-        assert f"segue.methods.{method}(" in card.read_text(encoding="utf-8")
-        assert f"(docs/cards/{method}.md)" in front
-
-
-def test_every_operator_has_a_card_with_what_is_measured_now(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs" / "tools")
-    measured = importlib.import_module("measured")
-    overview = (ROOT / "docs" / "cards" / "README.md").read_text(encoding="utf-8")
-    assert set(measured.NAMES) == OPERATORS
-    for operator in OPERATORS:
-        card = (ROOT / "docs" / "cards" / f"{operator}.md").read_text(encoding="utf-8")
-        assert f"segue.students.{operator}(" in card
-        row = next(line for line in overview.splitlines() if line.startswith(f"| [`{operator}`]({operator}.md) |"))
-        causal, remembers = (cell.strip() for cell in row.split("|")[4:6])
-        assert causal == ("yes" if mixer_of(operator).can_be_causal else "no")
-        assert (remembers == "a state") == mixer_of(operator).recurrent
-        assert card == measured.up_to_date(operator), "run: python docs/tools/measured.py"
-
-
-def mixer_of(operator: str) -> Mixer:
-    settings = {"tokens": 4} if operator == "Linformer" else {}
-    weight = Projection(torch.zeros(4, 4))
-    geometry = Geometry(heads=1, head_size=4, query=weight, key=weight, value=weight)
-    return getattr(segue.students, operator)(**settings).mixer(geometry)
-
-
-def test_every_student_gate_schedule_and_loss_is_mentioned_on_a_page():
-    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent != ROOT / "docs" / "api")
-    for room in (segue.students, segue.gates, segue.schedules, segue.losses):
-        for name, thing in vars(room).items():
-            if is_dataclass(thing) and not name.startswith("_"):
-                assert f"{name}(" in pages or f"`{name}`" in pages, name
-
-
-def test_the_table_of_the_cards_is_the_programs():
-    assert segue.methods.table() in (ROOT / "docs" / "cards" / "README.md").read_text(encoding="utf-8")
-
-
 def test_the_front_page_opens_with_the_two_commands():
     front = (ROOT / "README.md").read_text(encoding="utf-8")
     assert front.index("make demo") < front.index("make test") < front.index("segue.Plan(")
-
-
-def test_the_tree_on_the_front_page_names_every_file():
-    front = (ROOT / "README.md").read_text(encoding="utf-8")
-    tree = next(match[2] for match in FENCE.finditer(front) if match[2].startswith("src/segue/"))
-    named = {line.split()[0] for line in tree.splitlines() if ".py" in line}
-    empty = {path for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE}
-    assert named == {path.name for path in SOURCE.rglob("*.py") if path not in empty}
-
-
-def test_rooms_import_from_their_own_line_or_above():
-    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-    lines = next(match[2] for match in FENCE.finditer(page) if match[2].startswith("errors")).splitlines()
-    level = {room: i for i, line in enumerate(lines) for room in line.split()}
-    rooms = {path: path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
-    doors = {"__init__", "__main__"}
-    assert set(level) == set(rooms.values()) - doors
-    for path, room in rooms.items():
-        for imported in imported_rooms(path) if room not in doors else ():
-            assert level[imported] <= level[room], f"{room} imports {imported}"
-
-
-def imported_rooms(path: Path) -> set[str]:
-    """Return the rooms that a file imports when it is loaded; what only the type checker reads does not count."""
-    found: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module == "segue":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("segue."):
-            found.add(str(node.module).split(".")[1])
-    return found
 
 
 def test_every_error_in_troubleshooting_is_one_of_ours():

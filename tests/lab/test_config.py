@@ -147,10 +147,10 @@ def test_only_our_own_kinds_are_rebuilt(kind, tmp_path):
     mark = tmp_path / "executed"
     data = to_dict(tiny_runs.config())
     for place in ("task", "teacher", "recipe"):
-        with pytest.raises(ConfigError, match="a configuration was to be rebuilt"):
+        with pytest.raises(ConfigError, match="which is not one of Segue's"):
             from_dict({**data, place: {"kind": kind, "args": [f"touch {mark}"], "shell": True}})
     broken = {**data, "plan": {**data["plan"], "gate": {"kind": kind, "command": f"touch {mark}"}}}
-    with pytest.raises(PlanError, match="was to be rebuilt"):
+    with pytest.raises(PlanError, match="which is not one of Segue's"):
         from_dict(broken)
     assert not mark.exists()
 
@@ -168,7 +168,7 @@ def test_parts_of_ones_own_are_named_and_not_rebuilt():
     run = tiny_runs.config(plan={"student": lambda teacher, site: teacher})
     data = to_dict(run)
     assert data["plan"]["student"]["unsaved"].endswith("<lambda>")
-    with pytest.raises(PlanError, match="which cannot be saved by name"):
+    with pytest.raises(PlanError, match="plan.student cannot be rebuilt from a file"):
         from_dict(data)
     mine = tiny_runs.config(task=dataclasses.replace(tiny_runs.TASK, source=lambda: Digits()()))
     with pytest.raises(ConfigError, match="segue grid"):
@@ -198,7 +198,7 @@ def test_one_setting_is_changed_by_its_path_and_nothing_else():
 
 @pytest.mark.parametrize(("path", "nearest"), [("recipe.lrr", "lr"), ("receipt.lr", "recipe"), ("recipe.lr.x", "There are no")])
 def test_a_setting_that_does_not_exist_is_refused(path, nearest):
-    with pytest.raises(ConfigError, match="was to be changed|has none of that name") as caught:
+    with pytest.raises(ConfigError, match="has no setting") as caught:
         changed(tiny_runs.config(), path, 1)
     assert nearest in str(caught.value)
 

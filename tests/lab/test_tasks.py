@@ -12,7 +12,8 @@ import segue
 from segue.data import Crop, Digits, Tsv
 from segue.errors import ConfigError
 from segue.lab.models import SentenceClassifier, SmallViT
-from segue.lab.tasks import Batches, ImageTask, InOrder, SentenceTask
+from segue.lab.tasks import ImageTask, SentenceTask
+from segue.training.batches import Batches, InOrder
 from segue.training.recipe import Recipe
 from tests.helpers.tiny_runs import TASK
 

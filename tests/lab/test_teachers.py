@@ -11,8 +11,8 @@ import torch
 from segue.core import tensor_files
 from segue.errors import ConfigError, DataError, SegueError
 from segue.lab.config import Teacher, config_hash, to_dict
-from segue.lab.tasks import Batches
 from segue.lab.teachers import teacher_model
+from segue.training.batches import Batches
 from tests.helpers.tiny import same_state
 from tests.helpers.tiny_runs import HEAD, TASK, TEACHER, WHOLE
 

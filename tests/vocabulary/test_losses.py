@@ -11,7 +11,7 @@ from segue.losses import (
     GramGuidance,
     LogitDistillation,
     OnTeacherStream,
-    strength,
+    weight_at,
 )
 from segue.sites import Site
 from tests.helpers.tiny import SITES, batch, constant, optimizer_for, start, train
@@ -185,7 +185,7 @@ def test_on_teacher_stream_keeps_to_the_original_when_the_backbone_trains_along(
     hook = handover.seams["blocks.2.attn"].student.register_forward_hook(lambda m, args, output: caught.append(output))
     handover.model(x)
     hook.remove()
-    expected = FeatureGuidance()(*caught, None) * strength(plan.guidance, handover.progress, Site("x"))
+    expected = FeatureGuidance()(*caught, None) * weight_at(plan.guidance, handover.progress, Site("x"))
     torch.testing.assert_close(handover.losses()["guidance/blocks.2.attn"], expected)
 
 
@@ -193,7 +193,7 @@ def test_a_plain_function_is_a_guidance():
     handover = guided(lambda t, s, mask: (t - s).abs().mean(), alpha=0.5)
     handover.model(batch()[0])
     assert handover.aux_loss().item() > 0
-    assert strength(lambda t, s, mask: 0, 0.1, Site("x")) == pytest.approx(0.3)
+    assert weight_at(lambda t, s, mask: 0, 0.1, Site("x")) == pytest.approx(0.3)
 
 
 def test_a_guidance_that_is_no_number_is_refused():
@@ -241,8 +241,8 @@ def test_forgetting_the_auxiliary_loss_is_noticed():
     with pytest.raises(HandoverError) as error:
         handover.step()
     assert str(error.value) == (
-        "step() was called after a training forward.\n"
-        "  The plan has guidance or distillation, but aux_loss() was not called, so nothing was learnt from it.\n"
+        "aux_loss() is missing before step().\n"
+        "  The plan has guidance or distillation, and a training forward has recorded outputs for it.\n"
         "  Hint: add it to the loss: loss = task_loss + handover.aux_loss()."
     )
 
@@ -273,20 +273,20 @@ def test_guidance_outlives_takeover_while_lambda_is_positive():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "says"),
     [
-        lambda: FeatureGuidance(weight=-1.0),
-        lambda: FeatureGuidance(weight=float("nan")),
-        lambda: FeatureGuidance(scale="sum"),
-        lambda: LogitDistillation(temperature=0.0),
-        lambda: LogitDistillation(weight=float("inf")),
+        (lambda: FeatureGuidance(weight=-1.0), r"FeatureGuidance\(weight=...\) must be finite and at least 0, got -1.0."),
+        (lambda: FeatureGuidance(weight=float("nan")), "got nan."),
+        (lambda: FeatureGuidance(scale="sum"), r"FeatureGuidance\(scale='sum'\) is not a scale."),
+        (lambda: LogitDistillation(temperature=0.0), r"LogitDistillation\(temperature=...\) must be positive, got 0.0."),
+        (lambda: LogitDistillation(weight=float("inf")), r"LogitDistillation\(weight=...\) must be finite"),
     ],
 )
-def test_impossible_losses_are_refused(make):
-    with pytest.raises(PlanError):
+def test_impossible_losses_are_refused(make, says):
+    with pytest.raises(PlanError, match=says):
         make()
 
 
 def test_a_wrapper_passes_weight_and_schedule_on():
     wrapped = OnTeacherStream(then=FeatureGuidance(weight=3.0, schedule=constant(0.5)))
-    assert strength(wrapped, 0.0, Site("x")) == 1.5
+    assert weight_at(wrapped, 0.0, Site("x")) == 1.5

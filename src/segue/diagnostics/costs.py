@@ -13,10 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from segue.core.blending import tensors
+from segue.core.blending import call_arguments, tensors
 from segue.core.handover import Handover
-from segue.core.step_state import moment
-from segue.core.surgery import call_arguments
+from segue.core.step_state import step_state
 from segue.diagnostics.counting import StepCosts
 from segue.errors import SegueWarning
 from segue.gates import Blend
@@ -228,14 +227,14 @@ def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: int = 1000, l
 
 
 def _kind(count: StepCosts, step: int) -> str:
-    sites = moment(count.handover.plan, count.handover.sites, step, count.total).sites.values()
+    sites = step_state(count.handover.plan, count.handover.sites, step, count.total).sites.values()
     if any(site.hold for site in sites):
         return HOLD
     return TAKEOVER if all(site.closed for site in sites) else BLEND
 
 
 def _needs_teachers(count: StepCosts, step: int) -> bool:
-    now = moment(count.handover.plan, count.handover.sites, step, count.total)
+    now = step_state(count.handover.plan, count.handover.sites, step, count.total)
     return any(site.needs_teacher for site in now.sites.values())
 
 

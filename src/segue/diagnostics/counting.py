@@ -20,8 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from segue.core.blending import padding_mask
 from segue.core.handover import replace_
-from segue.core.step_state import moment
-from segue.core.surgery import plain_attention
+from segue.core.modes import plain_attention
+from segue.core.step_state import step_state
 from segue.errors import SegueWarning
 from segue.plan import Plan
 from segue.training.tasks import LossFn
@@ -211,7 +211,7 @@ class StepCosts:
 
         Sites of one size are taken to cost the same; before the first, no gradient is needed.
         """
-        now = moment(self.handover.plan, self.handover.sites, step, self.total)
+        now = step_state(self.handover.plan, self.handover.sites, step, self.total)
         first, *others = (
             (self._sizes[name], site.closed, site.hold, 0.0 < site.weight < 1.0, site.weight == 1.0, site.guidance > 0)
             for name, site in now.sites.items()

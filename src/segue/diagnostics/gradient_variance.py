@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from segue.core.handover import Handover
-from segue.core.measuring import gradients, set_aside
 from segue.core.seam import View
+from segue.core.views import gradients, isolated
 from segue.diagnostics.gate_distribution import Law, law_of
 from segue.diagnostics.moments import Estimate, Moments, standard_error
 from segue.diagnostics.population import chosen_sites, fixed_batches, shares
@@ -155,7 +155,7 @@ def gate_gradient_variance(
     laws = {name: law_of(gate or handover.plan.gate, share) for name, share in shares(handover, alpha).items()}
     names = chosen_sites(handover, sites)
     population = fixed_batches(batches, handover)
-    with set_aside(handover):
+    with isolated(handover):
         measure = _Measurement(handover, population, loss_fn, laws, draws, most_outcomes, seed)
         slopes: dict[str, Slope] = {}
         apart: dict[str, Variance] = {}
@@ -192,7 +192,7 @@ class _Measurement:
         self.means = {name: law.mean for name, law in laws.items()}
         self._known: dict[tuple[int, str, float], Tensor] = {}
         for seam in handover.seams.values():
-            seam.view, seam.hold, seam.closed = View.BLEND, False, False
+            seam.configure(view=View.BLEND, hold=False)
 
     def slope(self, name: str) -> Slope:
         """Return the moments of a at one site."""

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from segue.core.blending import first_floating, merge
 from segue.core.handover import Handover
-from segue.core.measuring import set_aside
 from segue.core.seam import View, Watch
+from segue.core.views import isolated
 from segue.errors import HandoverError
 from segue.training.tasks import LossFn
 
@@ -24,9 +24,9 @@ def tails(handover: Handover, weights: dict[str, float]) -> Iterator[Callable[[s
 
     Attention runs as plain matrix products meanwhile: the fused kernels have no second derivative.
     """
-    with set_aside(handover), _frozen(handover.model), _gathered(handover.model), sdpa_kernel(SDPBackend.MATH):
+    with isolated(handover), _frozen(handover.model), _gathered(handover.model), sdpa_kernel(SDPBackend.MATH):
         for name, seam in handover.seams.items():
-            seam.view, seam.hold, seam.closed = View.BLEND, False, False
+            seam.configure(view=View.BLEND, hold=False)
             seam.teacher_gradient = True  # the loss's own derivatives, whatever the training lets pass
             seam.set_weight(weights[name], weights[name])
         yield lambda site, batch, loss_fn: Tail(handover, site, batch, loss_fn)

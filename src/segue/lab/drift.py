@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from segue import similarity
 from segue.core.blending import first_floating, padding_mask
 from segue.core.handover import Handover
-from segue.core.surgery import evaluating
+from segue.core.modes import evaluating
 from segue.sites import Site
 from segue.training.tasks import LossFn
 

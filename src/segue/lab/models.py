@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from segue.data import Dataset
+from segue.data.extras import quiet_transformers
 from segue.errors import ConfigError, MissingExtraError
 from segue.lab.small_vit import VisionTransformer
 
@@ -94,17 +95,3 @@ class SentenceClassifier:
     def tokenizer(self) -> Any:
         """Return the encoder's own tokenizer."""
         return quiet_transformers(self.name).AutoTokenizer.from_pretrained(self.name)
-
-
-def quiet_transformers(name: str) -> Any:
-    """Import transformers, without its reports and progress bars."""
-    try:
-        import transformers
-    except ImportError:
-        raise MissingExtraError(
-            f"the Hugging Face model {name!r} was to be loaded.", "transformers is not installed.", "pip install segue[hf]"
-        ) from None
-    say: Any = transformers.utils.logging
-    say.set_verbosity_error()  # its report on the fresh head, which is meant to be fresh
-    say.disable_progress_bar()
-    return transformers

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shutil
-import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timezone
 from functools import partial
-from importlib import metadata
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import segue
 from segue.checkpoint import state as checkpoint
 from segue.core.handover import Handover
 from segue.diagnostics.costs import Cost, cost
@@ -31,7 +26,7 @@ from segue.lab.locks import locked
 from segue.lab.tasks import Loaded
 from segue.lab.teachers import teacher_model
 from segue.reporting import records as results
-from segue.reporting.records import Point, Result, RunInfo, TrainInfo
+from segue.reporting.records import Point, Result, RunInfo, TrainInfo, meta_info_of
 from segue.sites import select
 from segue.training.batches import mapped
 from segue.training.distributed import launched
@@ -40,7 +35,6 @@ from segue.training.fit import Fit, fit
 
 DRIFT_EXAMPLES = 64
 MINIBATCHES = 4  # of the training, for the variance of gradients
-PACKAGES = ("torch", "accelerate", "timm", "transformers", "torchvision", "numpy")
 
 
 def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[str, ...] = ()) -> Result:
@@ -58,7 +52,7 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
     autocast = partial(_autocast, processes.device, config.recipe.precision)
     evaluate = partial(Evaluator, scores=config.task.loss.scores, processes=processes, autocast=autocast)
     model.to(processes.device)
-    teacher_look = evaluate(loaded.look)(model)
+    teacher_eval = evaluate(loaded.look)(model)
     teacher_final = teacher["scores"] if config.teacher.task == config.task else evaluate(loaded.final)(model)
     fitted, bill = _replace(config, loaded, model, folder, trackers)
     assert fitted.handover is not None
@@ -72,7 +66,7 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
         steps_per_epoch=fitted.steps_per_epoch,
         sites=[site.name for site in fitted.handover.sites],
         teacher=teacher_final,
-        teacher_look=teacher_look,
+        teacher_eval=teacher_eval,
         points=[_point(point, flops) for point in fitted.history],
         final=final,
         seconds=fitted.seconds,
@@ -177,42 +171,6 @@ def _run_info(config: Run, folder: Path) -> RunInfo:
         config=to_dict(config),
         config_hash=config_hash(config),
     )
-
-
-def meta_info_of(begun: datetime, processes: int) -> dict[str, Any]:
-    """Say when, where and with which versions something was measured."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "versions": {"segue": segue.__version__, "python": platform.python_version(), **versions},
-        "hardware": {
-            "machine": platform.machine(),
-            "system": platform.system(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-            "processes": processes,
-        },
-        "commit": commit(),
-        "begun": begun.isoformat(timespec="seconds"),
-        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
-
-
-def commit() -> str | None:
-    """Return the commit of the checkout this code lies in, with '+' if files were changed; None outside of one."""
-    place = Path(__file__).resolve().parent
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=12"], cwd=place, capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None
 
 
 def _peak_memory(device: torch.device) -> int:

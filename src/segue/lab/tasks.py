@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,54 +13,10 @@ from segue.data import Dataset, NoAugmentation, TextDataset, normalise
 from segue.errors import ConfigError
 from segue.lab.models import SentenceClassifier, SmallViT, Timm
 from segue.sites import Selector
+from segue.training.batches import Batches, InOrder
 from segue.training.tasks import Classification
 
 MORE_THAN_ANY = 1 << 40
-
-
-class Batches:
-    """Shuffled batches that depend on (seed, epoch) alone; what does not fill a batch is left out.
-
-    >>> batches = Batches(5, 2, lambda chosen, generator: chosen.tolist(), seed=0)
-    >>> len(batches), len({*sum(batches, [])})
-    (2, 4)
-    """
-
-    def __init__(self, count: int, size: int, make: Callable[[Tensor, torch.Generator], Any], *, seed: int) -> None:
-        self.count = count
-        self.size = min(size, count)
-        self.make = make  # (which examples, the batch's own randomness) -> batch
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.count // self.size
-
-    def __iter__(self) -> Iterator[Any]:
-        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) & 0x7FFFFFFF)
-        order = torch.randperm(self.count, generator=generator)
-        for index in range(len(self)):
-            yield self.make(order[index * self.size : (index + 1) * self.size], generator)
-
-
-class InOrder:
-    """Batches in a fixed order, all of them, for evaluation."""
-
-    def __init__(self, count: int, size: int, make: Callable[[Tensor], Any]) -> None:
-        self.count = count
-        self.size = size
-        self.make = make
-
-    def __len__(self) -> int:
-        return math.ceil(self.count / self.size)
-
-    def __iter__(self) -> Iterator[Any]:
-        for begin in range(0, self.count, self.size):
-            yield self.make(torch.arange(begin, min(begin + self.size, self.count)))
 
 
 @dataclass(frozen=True)

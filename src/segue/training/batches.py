@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from segue.core import randomness
@@ -119,3 +121,48 @@ def _length(batches: Any) -> int | None:
         return len(batches)
     except TypeError:
         return None
+
+
+class Batches:
+    """Shuffled batches that depend on (seed, epoch) alone; what does not fill a batch is left out.
+
+    >>> batches = Batches(5, 2, lambda chosen, generator: chosen.tolist(), seed=0)
+    >>> len(batches), len({*sum(batches, [])})
+    (2, 4)
+    """
+
+    def __init__(self, count: int, size: int, make: Callable[[Tensor, torch.Generator], Any], *, seed: int) -> None:
+        self.count = count
+        self.size = min(size, count)
+        self.make = make  # (which examples, the batch's own randomness) -> batch
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.count // self.size
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) & 0x7FFFFFFF)
+        order = torch.randperm(self.count, generator=generator)
+        for index in range(len(self)):
+            yield self.make(order[index * self.size : (index + 1) * self.size], generator)
+
+
+class InOrder:
+    """Batches in a fixed order, all of them, for evaluation."""
+
+    def __init__(self, count: int, size: int, make: Callable[[Tensor], Any]) -> None:
+        self.count = count
+        self.size = size
+        self.make = make
+
+    def __len__(self) -> int:
+        return math.ceil(self.count / self.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        for begin in range(0, self.count, self.size):
+            yield self.make(torch.arange(begin, min(begin + self.size, self.count)))
