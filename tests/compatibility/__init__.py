@@ -20,4 +20,7 @@ V0_1_0 = Path(__file__).parent / "v0_1_0"
 RENAMED: dict[str, str | None] = {
     "schedules.share": "alpha_at",
     "losses.strength": "weight_at",
+    "diagnostics.Law": "GateDistribution",
+    "diagnostics.law_of": "distribution_of",
+    "TrainInfo.teacher_look": "teacher_eval",
 }
