@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import segue
-from segue.diagnostics import curvature_bias, gate_gradient_variance, law_of, loss_path
+from segue.diagnostics import curvature_bias, distribution_of, gate_gradient_variance, loss_path
 from segue.gates import Bernoulli, Blend, GumbelSoftmax
 from segue.lab import presets as scales
 from segue.lab.teachers import teacher_model
@@ -34,7 +34,7 @@ def main() -> None:
 
     print("\n## The gates' law\n\n| p | mean of a soft coin | its variance | p(1 - p) |\n|---|---|---|---|")
     for p in (0.1, 0.3, 0.5, 0.7, 0.9):
-        law = law_of(GumbelSoftmax(), 1 - p)
+        law = distribution_of(GumbelSoftmax(), 1 - p)
         print(f"| {p} | {law.mean:.3f} | {law.variance:.3f} | {p * (1 - p):.3f} |")
 
     print("\n## Variance of the students' gradients, all sites\n")
@@ -44,7 +44,7 @@ def main() -> None:
         found = gate_gradient_variance(handover, batches, loss_fn, gate=gate)
         for setting, how in ((found.alone, "one at a time"), (found.together, "all")):
             total = setting.total
-            numbers = (total.gate, total.standard_error, total.predicted, total.data, total.whole)
+            numbers = (total.gate, total.standard_error, total.predicted, total.data, total.total)
             print(f"| {name} | {how} ({setting.how}) | {' | '.join(f'{number:.4g}' for number in numbers)} |")
         if name == "Bernoulli":
             found.draw(options.figures / "theory-variance.png")

@@ -34,4 +34,6 @@ RENAMED: dict[str, str | None] = {
     "students.Library": "FlaLayer",
     "students.teach": "register_attention",
     "students.thirds": "split_qkv",
+    "diagnostics.Law": "GateDistribution",
+    "diagnostics.law_of": "distribution_of",
 }
