@@ -16,7 +16,7 @@ from segue.core.blending import tensors
 from segue.diagnostics.costs import HEADINGS, Cost, cost
 from segue.errors import ConfigError, SegueError
 from segue.lab import variants
-from segue.lab.model_names import build, example, kinds
+from segue.lab.models import build, example, kinds
 from segue.plan import Plan
 from segue.reporting.formatting import flops, memory
 
