@@ -26,12 +26,12 @@ from segue.students import (
     LinearAttention,
     Linformer,
     Nystrom,
+    OneLayer,
     Performer,
     SlidingWindow,
     StudentFactory,
     WindowedLinear,
 )
-from segue.students.spans import OneLayer
 from segue.training.recipe import Recipe
 
 ATTENTION = "**.attention.self"  # of BERT and its kind: an operator reads the whole module

@@ -49,7 +49,7 @@ def test_exit_codes_and_the_three_lines_in_a_shell(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert leave(monkeypatch, "run", "--method", "dcr_dgf") == 1
     said = capsys.readouterr().err
-    assert said.splitlines()[0] == "ConfigError: the method 'dcr_dgf' was asked for."
+    assert said.splitlines()[0] == "ConfigError: there is no method 'dcr_dgf'."
     assert "Traceback" not in said
     assert leave(monkeypatch, "no_such_command") == 2
 

@@ -197,7 +197,7 @@ def test_an_architecture_that_is_no_model_is_refused(name, copied):
 
 
 @pytest.mark.parametrize(
-    "kind", ["os.system", "students.Geometry.__init__", "plan.Plan", "students.nn.Linear", "builtins.eval"]
+    "kind", ["os.system", "students.AttentionSpec.__init__", "plan.Plan", "students.nn.Linear", "builtins.eval"]
 )
 def test_a_plan_can_name_nothing_but_segues_own_parts(kind, copied):
     rewrite(copied, lambda found: found["segue"]["plan"].update(student={"kind": kind}))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import segue
-from segue.data import Crop, Digits, Npz
+from segue.data import Crop, Digits, Idx
 from segue.errors import ConfigError, PlanError
 from segue.lab import presets as scales
 from segue.lab import variants
@@ -76,7 +76,7 @@ OTHER = {  # another valid value where half, twice or not would make no sense
     "backbone": "train",
     "unreached": "ignore",
     "sites": "blocks.*.mlp",
-    "source": Npz(path="a.npz"),
+    "source": Idx(folder="data"),
     "model": Timm(name="vit_tiny_patch16_224"),
     "augment": Crop(pad=1),
     "student": lambda teacher, site: teacher,

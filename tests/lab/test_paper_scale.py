@@ -47,5 +47,5 @@ def test_the_whole_path_runs_on_files_of_the_same_format(tmp_path):
     info = result.train_info
     assert (info.total_steps, info.steps_per_epoch) == (4, 2)
     assert len(info.sites) == len(info.points[0].cosine) > 0
-    assert info.points[0].blend == pytest.approx(info.teacher_look)
+    assert info.points[0].blend == pytest.approx(info.teacher_eval)
     assert 0 <= result.final <= 1

@@ -97,7 +97,7 @@ def test_the_first_point_is_the_plain_swap_and_the_teachers_scores_are_its_own(n
     loaded = TASK.load()
     teacher = teacher_of(place)
     assert train.teacher == scored(teacher, loaded.final)
-    assert train.teacher_look == scored(teacher, loaded.look)
+    assert train.teacher_eval == scored(teacher, loaded.look)
     swapped = teacher_of(place)
     segue.replace_(swapped, config(name).plan, total_steps=10).finalize_(force=True)
     first = train.points[0]
@@ -107,7 +107,7 @@ def test_the_first_point_is_the_plain_swap_and_the_teachers_scores_are_its_own(n
         assert first.alpha == pytest.approx(0.9)
         assert all(value > 0 for value in first.drift_blend.values())
     else:
-        assert first.blend == pytest.approx(train.teacher_look, rel=1e-6)
+        assert first.blend == pytest.approx(train.teacher_eval, rel=1e-6)
         assert set(first.drift_blend.values()) == {0.0}
     assert all(value > 0 for value in first.drift_students.values())
 

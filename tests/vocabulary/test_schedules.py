@@ -11,6 +11,11 @@ from tests.helpers.tiny import SITES, batch, optimizer_for, start, train
 
 SITE = Site("blocks.0.attn")
 ROW = [Site(f"blocks.{i}.attn", index=i, depth=i, count=4) for i in range(4)]
+REQUIRED = {  # what the contracts must give to those without defaults
+    Piecewise: {"points": ((0.0, 1.0), (0.5, 0.0))},
+    Hold: {"fraction": 0.3},
+    PerSite: {"schedules": {"blocks.0.*": Linear()}},
+}
 REACH_ZERO = [
     aggr20(),
     aggr20(start=0.9),

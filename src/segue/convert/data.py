@@ -16,10 +16,10 @@ from torch import Tensor
 from segue.convert.pretrained import Base
 from segue.convert.settings import Conversion
 from segue.convert.tasks import IGNORED, HiddenToken, Labels, NextToken, Outputs, Task, embedded
-from segue.data import Dataset, HubDataset, ImageFolder, normalise
-from segue.data.extras import optional
-from segue.data.files import unreadable
-from segue.data.hub import offline, prepared
+from segue.data.augment import normalise
+from segue.data.dataset import Dataset
+from segue.data.files import optional, unreadable
+from segue.data.hub import HubDataset, ImageFolder, offline, prepared
 from segue.errors import ConfigError, DataError, nearest
 from segue.training.batches import Batches, InOrder
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from segue.checkpoint import folders as checkpoint_files
 from segue.checkpoint import state as checkpoint
 from segue.core import tensor_files
-from segue.data.extras import quiet_transformers
+from segue.data.files import quiet_transformers
 from segue.errors import CheckpointError, ConfigError, MissingExtraError, SegueError
 from segue.reporting.records import write_json
 

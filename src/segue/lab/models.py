@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from segue.data import Dataset
-from segue.data.extras import quiet_transformers
+from segue.data.dataset import Dataset
+from segue.data.files import quiet_transformers
 from segue.errors import ConfigError, MissingExtraError
 from segue.lab.small_vit import VisionTransformer
 

@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from segue.data import CropFlip, Digits, HubDataset, Idx, Torchvision, Tsv
+from segue.data.augment import CropFlip
+from segue.data.digits import Digits
+from segue.data.hub import HubDataset
+from segue.data.torchvision import Idx, Torchvision
+from segue.data.tsv import Tsv
 from segue.diagnostics.recorder import VARIANCE
 from segue.lab.config import Run, Stage, Teacher
 from segue.lab.models import SentenceClassifier, SmallViT, Timm

@@ -52,7 +52,7 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
     autocast = partial(_autocast, processes.device, config.recipe.precision)
     evaluate = partial(Evaluator, scores=config.task.loss.scores, processes=processes, autocast=autocast)
     model.to(processes.device)
-    teacher_look = evaluate(loaded.look)(model)
+    teacher_eval = evaluate(loaded.look)(model)
     teacher_final = teacher["scores"] if config.teacher.task == config.task else evaluate(loaded.final)(model)
     fitted, bill = _replace(config, loaded, model, folder, trackers)
     assert fitted.handover is not None
@@ -66,7 +66,7 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
         steps_per_epoch=fitted.steps_per_epoch,
         sites=[site.name for site in fitted.handover.sites],
         teacher=teacher_final,
-        teacher_look=teacher_look,
+        teacher_eval=teacher_eval,
         points=[_point(point, flops) for point in fitted.history],
         final=final,
         seconds=fitted.seconds,

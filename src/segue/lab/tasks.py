@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from segue.data import Dataset, NoAugmentation, TextDataset, normalise
+from segue.data.augment import NoAugmentation, normalise
+from segue.data.dataset import Dataset, TextDataset
 from segue.errors import ConfigError
 from segue.lab.models import SentenceClassifier, SmallViT, Timm
 from segue.sites import Selector
