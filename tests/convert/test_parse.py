@@ -58,7 +58,7 @@ def test_code_is_refused_and_not_run(text, tmp_path):
         ("WindowedLinear(window=wide)", "Nearest names"),
         ("NarrowMlp", "ratio"),
         ("Kaiming", "names is similar"),
-        ("AttentionSpec", "names is similar"),
+        ("AttentionSpec", "Nearest names: LinearAttention"),
         ("'WindowedLinear'", "does not name a student"),
         ("", "cannot be parsed"),
         ("1 + 1", "does not name a student"),

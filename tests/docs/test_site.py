@@ -11,10 +11,10 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 import pytest
+from filelock import FileLock
 
 import segue
 from segue import data as sources
-from segue.lab.locks import locked
 from tests.helpers.processes import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def site(tmp_path_factory, worker_id) -> Site:
     shared = tmp_path_factory.getbasetemp()
     folder = (shared if worker_id == "master" else shared.parent) / "site"
     said = folder.with_suffix(".said")
-    with locked(folder.with_suffix(".lock")):
+    with FileLock(folder.with_suffix(".lock")):
         if not said.exists():
             command = ("-m", "mkdocs", "build", "--strict", "--site-dir", folder)
             done = run_python(*command, check=False, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})

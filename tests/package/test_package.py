@@ -46,7 +46,7 @@ def test_the_core_needs_torch_and_safetensors_only(wheel):
 
 CORE_ALONE = """
 import sys, warnings
-for name in ("numpy", "timm", "transformers", "sklearn", "matplotlib", "torchvision", "accelerate", "tqdm", "typer", "rich", "ray"):
+for name in "numpy timm transformers sklearn matplotlib torchvision accelerate tqdm typer rich ray".split():
     sys.modules[name] = None
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's own words
 import torch, segue

@@ -1,15 +1,9 @@
-"""Every family of attention, and which operator goes into which: the table of docs/operators.md.
-
-python -m tests.students.cases    # writes the table into the page
-"""
+"""Every family of attention, and a trial of an operator on one of them."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +17,6 @@ from tests.helpers import models
 from tests.helpers.models import CLASSES, VOCABULARY, WIDTH, Batch
 from tests.students.attention.mixers import found
 
-PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
-BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 TOKENS = models.TOKENS
 
 OPERATORS = found.IN_MODELS
@@ -178,52 +170,13 @@ def real(batch: Batch) -> Tensor:
 COLUMNS = [*FAMILIES[:2], CAUSAL_TORCH, *FAMILIES[2:]]
 
 
-def table() -> str:
-    """Try every operator on every family and return the result as a Markdown table, with the reasons below."""
-    reasons: list[str] = []
-    head = ["operator", *(family.name for family in COLUMNS)]
-    lines = [head, ["---"] * len(head)]
-    for operator in found.ROWS:
-        lines.append([f"`{name_of(operator)}`", *(verdict(operator, family, reasons) for family in COLUMNS)])
-    notes = "".join(f"\n({number}) {reason}\n" for number, reason in enumerate(reasons, 1))
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + notes
-
-
-def name_of(operator: Operator) -> str:
-    """Return its name, and its settings that are not the defaults."""
-    values = {f.name: getattr(operator, f.name) for f in dataclasses.fields(operator)}
-    given = [f"{name}={value!r}" for name, value in values.items() if value != getattr(type(operator)(), name)]
-    return type(operator).__name__ + (f"({', '.join(given)})" if given else "")
-
-
-def verdict(operator: Operator, family: Family, reasons: list[str]) -> str:
-    """Return yes, or no with the number of the reason, which joins the others."""
+def is_refused(operator: Operator, family: Family) -> str | None:
+    """Try an operator on a family; return why it is refused, or None if it ran on a padded batch with finite outputs."""
     batch, model = family.batch(), family.build()
     try:
         handover = segue.replace_(model, family.plan(operator), total_steps=2, example=batch.kwargs or batch.args)
-        with handover.as_student():
-            assert batch.predict(model)[real(batch)].isfinite().all()
     except SegueError as error:
-        reason = reason_of(error)
-        if reason not in reasons:
-            reasons.append(reason)
-        return f"no ({reasons.index(reason) + 1})"
-    return "yes"
-
-
-def reason_of(error: SegueError) -> str:
-    """Return the second line of an error, or of the student's error that it reports."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    inner = next((i for i, line in enumerate(lines) if line.startswith("It rais") and "StudentError" in line), 0)
-    return lines[inner + 1]
-
-
-def main() -> None:
-    """Write the table into the page."""
-    page = PAGE.read_text(encoding="utf-8")
-    written = re.sub(f"{BEGIN}.*{END}", lambda _: BEGIN + table() + END, page, flags=re.DOTALL)
-    PAGE.write_text(written, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+        return str(error)
+    with handover.as_student():
+        assert batch.predict(model)[real(batch)].isfinite().all()
+    return None

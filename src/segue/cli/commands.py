@@ -7,7 +7,6 @@ import functools
 import inspect
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,9 +44,11 @@ def with_settings(kind: type) -> Callable[[Callable[..., None]], Callable[..., N
 
     def parameter(name: str) -> inspect.Parameter:
         hint, option = described[name]
-        limits = {} if option.argument else {"min": option.min, "max": option.max, "envvar": option.envvar}
-        info = (typer.Argument if option.argument else typer.Option)(help=option.help, **limits)
-        annotation = Annotated[str | None if option.parse else hint, info]
+        info: Any = typer.Option(help=option.help, min=option.min, max=option.max, envvar=option.envvar)
+        if option.argument:
+            info = typer.Argument(help=option.help)
+        typed = (str | None) if option.parse else hint
+        annotation: Any = Annotated[typed, info]
         default = getattr(kind, name, inspect.Parameter.empty)  # a dataclass keeps its defaults as attributes
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -104,7 +105,7 @@ def sites(
     pattern: Annotated[str | None, typer.Argument(help="Pattern of modules, such as 'blocks.*.attn'.")] = None,
 ) -> None:
     """Show the modules that a pattern matches: names, shapes and parameter counts. Without a pattern, show all patterns."""
-    from segue.lab.model_names import build, kinds
+    from segue.lab.models import build, kinds
 
     built = build(model)
     if pattern is None:
@@ -172,13 +173,13 @@ def eval_(
     from segue.convert.evaluate import evaluate, rows, sentences
 
     place = out or settings.folder / "eval"
-    results = evaluate(settings, place, lambda text: console.print(escape(text), soft_wrap=True, highlight=False))
+    results = evaluate(settings, place, _say)
     table = Table(Column("", no_wrap=True), "original", "converted", "compared", box=box.SIMPLE_HEAD)
     for row in rows(results):
         table.add_row(*map(escape, row))
     console.print(table)
     for sentence in sentences(results):
-        console.print(f"- {escape(sentence)}", soft_wrap=True, highlight=False)
+        _say(f"- {sentence}")
     console.print(str(place / "index.html"), soft_wrap=True)
 
 
@@ -223,7 +224,7 @@ def run(
             f"{method!r} stands for {len(found)} methods.", "A run has one method.", "`segue grid` trains many runs."
         )
     chosen = _call(getattr(presets, preset), f"the preset {preset}", _options(options))
-    config = chosen.run(found[0], seed=seed, share=data_fraction)
+    config = chosen.run(found[0], seed=seed, data_fraction=data_fraction)
     for path, value in _options(settings).items():
         config = changed(config, path, value)
     result = train(config, out / config.name, keep_model=True, trackers=tuple(tracker or ()))
@@ -301,14 +302,13 @@ def report(
 def _convert(settings: Any, out: Path) -> None:
     from segue.convert.convert import convert
 
-    def say(text: str) -> None:
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)  # the progress line is printed again below
-        console.print(escape(text), soft_wrap=True, highlight=False)
-
-    convert(settings, out, say)
+    convert(settings, out, _say)
     if int(os.environ.get("RANK", 0)) == 0:
         console.print(f"In Python: segue.from_pretrained({str(out)!r})\nNext: segue eval {out}", soft_wrap=True)
+
+
+def _say(text: str) -> None:
+    console.print(escape(text), soft_wrap=True, highlight=False)
 
 
 def _grid(experiment: Any, folder: Path, workers: int, engine: str) -> int:

@@ -113,7 +113,8 @@ def greedy(models: Models, ids: Tensor) -> dict[str, Any]:
     show = Progress("continuing prompts", 3 * len(prompts))
     found: dict[str, list[Tensor]] = {"original": [], "converted": [], "uncached": []}
     done = 0
-    for part in prompts.split(PROMPTS_AT_ONCE):
+    for begin in range(0, len(prompts), PROMPTS_AT_ONCE):
+        part = prompts[begin : begin + PROMPTS_AT_ONCE]
         for name, parts in found.items():
             model = models["converted" if name == "uncached" else name]
             parts.append(continued(model, part, new, cached=name != "uncached").cpu())
@@ -161,11 +162,9 @@ def fitting_contexts(contexts: Sequence[int] | None, positions: int | None) -> l
     room = max(wanted) if positions is None else positions - STEPS - 2
     fitting = [context for context in wanted if context <= room]
     if not fitting and contexts:
-        raise ConfigError(
-            f"contexts must be at most {room} tokens, got {', '.join(map(str, wanted))}.",
-            f"The original has {positions} positions, {STEPS + 2} of which are for new tokens.",
-            "give shorter --contexts.",
-        )
+        fault = f"contexts must be at most {room} tokens, got {', '.join(map(str, wanted))}."
+        found = f"The original has {positions} positions, {STEPS + 2} of which are for new tokens."
+        raise ConfigError(fault, found, "give shorter --contexts.")
     return fitting or [max(1, room // 2), max(1, room)]
 
 
@@ -181,14 +180,10 @@ def choices(models: Models, task: Task, batches: Batches) -> dict[str, Any]:
             _append(losses, {name: task.scores(lambda output=output, **_: output, batch)["loss"]})  # type: ignore[arg-type]
         counted = batch["labels"] != IGNORED
         original, converted = (output.logits[counted].float() for output in outputs.values())
-        now = {
-            "same": _same(original, converted),
-            "confidence": original.softmax(-1).amax(-1),
-            "kl": divergence(original, converted),
-            "correct_original": original.argmax(-1) == batch["labels"][counted],
-            "correct_converted": converted.argmax(-1) == batch["labels"][counted],
-        }
-        _append(found, now)
+        labels = batch["labels"][counted]
+        _append(found, {"same": _same(original, converted), "kl": divergence(original, converted)})
+        _append(found, {"correct_original": original.argmax(-1) == labels, "correct_converted": converted.argmax(-1) == labels})
+        _append(found, {"confidence": original.softmax(-1).amax(-1)})
         show(index)
     return _of_choices(
         {name: torch.cat(parts) for name, parts in losses.items()}, {name: torch.cat(parts) for name, parts in found.items()}
@@ -275,7 +270,5 @@ def _of_choices(losses: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> di
 def _by_length(cosines: Tensor, lengths: Tensor) -> list[dict[str, Any]]:
     """Divide the texts by length into groups of about the same size."""
     groups = lengths.argsort().chunk(max(1, min(GROUPS, len(lengths) // GROUP_SIZE)))
-    return [
-        {"from": int(lengths[group].min()), "to": int(lengths[group].max()), "cosine": mean_interval(cosines[group])}
-        for group in groups
-    ]
+    ends = [(int(lengths[group].min()), int(lengths[group].max())) for group in groups]
+    return [{"from": a, "to": b, "cosine": mean_interval(cosines[i])} for (a, b), i in zip(ends, groups, strict=True)]

@@ -115,11 +115,8 @@ def _sites(settings: Conversion, base: Base) -> Selector:
         hint = "a pattern matches complete names, as in --sites."
         raise SiteError(f"the pattern {settings.exclude!r} to exclude matches none of the {len(names)} sites.", found, hint)
     if not set(names) - excluded:
-        raise SiteError(
-            f"the pattern {settings.exclude!r} excludes all sites.",
-            f"It matches all {len(names)} of them, and nothing is left to replace.",
-            "exclude fewer.",
-        )
+        found = f"It matches all {len(names)} of them, and nothing is left to replace."
+        raise SiteError(f"the pattern {settings.exclude!r} excludes all sites.", found, "exclude fewer.")
     return tuple(name for name in names if name not in excluded)
 
 
@@ -140,8 +137,6 @@ def _require_same_settings(settings: Conversion, work: Path) -> None:
     before = dataclasses.asdict(Conversion.from_dict(json.loads(path.read_text(encoding="utf-8"))))
     different = [f"{name} {before[name]!r}" for name, value in dataclasses.asdict(settings).items() if before[name] != value]
     if different:
-        raise ConfigError(
-            f"the conversion in {work.parent} cannot resume with other settings.",
-            f"It has {', '.join(different)}.",
-            "give the same settings (`segue resume` does), or another --out.",
-        )
+        fault = f"the conversion in {work.parent} cannot resume with other settings."
+        hint = "give the same settings (`segue resume` does), or another --out."
+        raise ConfigError(fault, f"It has {', '.join(different)}.", hint)

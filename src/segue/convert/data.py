@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from torch import Tensor
 from segue.convert.pretrained import Base
 from segue.convert.settings import Conversion
 from segue.convert.tasks import IGNORED, HiddenToken, Labels, NextToken, Outputs, Task, embedded
-from segue.data import Dataset, HubDataset, ImageFolder, normalise
-from segue.data.extras import optional
-from segue.data.files import unreadable
-from segue.data.hub import offline, prepared
+from segue.data.augment import normalise
+from segue.data.dataset import Dataset
+from segue.data.files import optional, unreadable
+from segue.data.hub import HubDataset, ImageFolder, offline, prepared
 from segue.errors import ConfigError, DataError, nearest
 from segue.training.batches import Batches, InOrder
 
@@ -88,14 +89,16 @@ def read_texts(
     return _columns(fault, rows, text, label, names or {})
 
 
+def require_positions(base: Base, tokens: int) -> None:
+    """Refuse texts that are longer than the model has positions for."""
+    if base.positions is not None and tokens > base.positions:
+        fault, found = f"tokens must be at most {base.positions}, got {tokens}.", f"{base.name} has {base.positions} positions."
+        raise ConfigError(fault, found, f"give --tokens {base.positions}, or fewer.")
+
+
 def _packed(base: Base, found: Texts, settings: Conversion) -> Data:
     """Join all texts, an end mark after each, and cut them into pieces of the same length."""
-    if base.positions is not None and settings.tokens > base.positions:
-        raise ConfigError(
-            f"tokens must be at most {base.positions}, got {settings.tokens}.",
-            f"{base.name} has {base.positions} positions.",
-            f"give --tokens {base.positions}, or fewer.",
-        )
+    require_positions(base, settings.tokens)
     end = base.processor.eos_token_id if base.processor.eos_token_id is not None else base.processor.sep_token_id
     stream: list[int] = []
     for ids in base.processor(found.texts, add_special_tokens=False, verbose=False)["input_ids"]:
@@ -105,7 +108,7 @@ def _packed(base: Base, found: Texts, settings: Conversion) -> Data:
     train, held_out = blocks[:-held], blocks[-held:]  # the end of the text, so that no piece of it is trained on
     described = f"{train.numel():,} tokens in pieces of {settings.tokens}", f"the last {held_out.numel():,} tokens"
     if base.kind == "causal":
-        batches = _batches(len(train), settings, lambda chosen, _: {"input_ids": train[chosen]})
+        batches = Batches(len(train), settings.batch, lambda chosen, _: {"input_ids": train[chosen]}, seed=settings.seed)
         evaluated = InOrder(held, settings.batch, lambda chosen: {"input_ids": held_out[chosen]})
         return Data(NextToken(), batches, evaluated, *described)
     mask = base.processor.mask_token_id
@@ -114,22 +117,21 @@ def _packed(base: Base, found: Texts, settings: Conversion) -> Data:
 
     def hidden(ids: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         order = torch.rand(ids.shape, generator=generator).argsort(dim=1)
-        chosen = order < max(
-            1, round(HIDDEN_FRACTION * ids.shape[1])
-        )  # equally many in every text, so that means can be averaged
+        chosen = order < max(1, round(HIDDEN_FRACTION * ids.shape[1]))  # the same number in every text, for equal weights
         return {"input_ids": ids.masked_fill(chosen, mask), "labels": ids.masked_fill(~chosen, IGNORED)}
 
     def fixed(chosen: Tensor) -> dict[str, Tensor]:
         return hidden(held_out[chosen], torch.Generator().manual_seed(int(chosen[0])))
 
-    batches = _batches(len(train), settings, lambda chosen, generator: hidden(train[chosen], generator))
+    batches = Batches(len(train), settings.batch, lambda chosen, noise: hidden(train[chosen], noise), seed=settings.seed)
     return Data(HiddenToken(), batches, InOrder(held, settings.batch, fixed), *described)
 
 
 def _sentences(base: Base, found: Texts, settings: Conversion) -> Data:
     """Take every text as one example, padded to the longest of its batch."""
     longest = min(settings.tokens, base.positions or settings.tokens, base.processor.model_max_length)
-    found = _lines(found) if len(found) == 1 and found.labels is None else found
+    if len(found) == 1 and found.labels is None:  # a plain text file has one text per line
+        found = Texts([line for line in found.texts[0].splitlines() if line.strip()])
     labelled = base.kind == "labels"
     if labelled:
         _require_labels(base, found.labels, settings)
@@ -143,7 +145,7 @@ def _sentences(base: Base, found: Texts, settings: Conversion) -> Data:
 
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))  # files are often sorted
     train, held_out = order[held:], order[:held]
-    batches = _batches(len(train), settings, lambda chosen, _: encoded(train[chosen]))
+    batches = Batches(len(train), settings.batch, lambda chosen, _: encoded(train[chosen]), seed=settings.seed)
     described = f"{len(train):,} texts of at most {longest} tokens", f"{held:,} texts"
     return _with_task(base, batches, InOrder(held, settings.batch, lambda chosen: encoded(held_out[chosen])), described)
 
@@ -162,7 +164,7 @@ def _images(base: Base, settings: Conversion) -> Data:
 
     held = min(len(data.test), MAX_HELD_OUT)
     held_out = torch.randperm(len(data.test), generator=torch.Generator().manual_seed(0))[:held]  # files are in order of class
-    batches = _batches(len(data.train), settings, lambda chosen, _: batch(data.train, chosen))
+    batches = Batches(len(data.train), settings.batch, lambda chosen, _: batch(data.train, chosen), seed=settings.seed)
     described = f"{len(data.train):,} images", f"{held:,} images"
     return _with_task(
         base, batches, InOrder(held, settings.batch, lambda chosen: batch(data.test, held_out[chosen])), described
@@ -192,24 +194,12 @@ def _with_task(base: Base, train: Batches, held_out: InOrder, described: tuple[s
     return Data(Outputs(), train, with_targets, *described)
 
 
-def _batches(count: int, settings: Conversion, make: Callable[[Tensor, torch.Generator], Any]) -> Batches:
-    return Batches(count, settings.batch, make, seed=settings.seed)
-
-
 def _held(count: int, settings: Conversion, what: str) -> int:
     held = min(MAX_HELD_OUT, max(1, round(settings.validation * count)))
     if count - held < 1:
-        raise DataError(
-            f"{settings.data} is too small to train on.",
-            f"It makes {count} {what}.",
-            "give more data, or shorter pieces (--tokens).",
-        )
+        hint = "give more data, or shorter pieces (--tokens)."
+        raise DataError(f"{settings.data} is too small to train on.", f"It makes {count} {what}.", hint)
     return held
-
-
-def _lines(found: Texts) -> Texts:
-    """Read a plain text file as one text per line."""
-    return Texts([line for line in found.texts[0].splitlines() if line.strip()])
 
 
 def _require_labels(base: Base, labels: list[int] | None, settings: Conversion) -> None:
@@ -247,11 +237,8 @@ def _of_dataset(fault: str, data: str, download: bool) -> Iterator[dict[str, Any
     datasets = optional("datasets", "hf", fault)
     name, _, configuration = data.partition(":")
     try:
-        if download:
+        with nullcontext() if download else offline():
             parts = prepared(fault, datasets.load_dataset_builder(name, configuration or None))
-        else:
-            with offline():
-                parts = prepared(fault, datasets.load_dataset_builder(name, configuration or None))
     except DataError:
         raise
     except Exception as error:  # `datasets` raises errors of many libraries
@@ -295,11 +282,8 @@ def _columns(
 def _column(fault: str, row: dict[str, Any], named: str | None, usual: tuple[str, ...]) -> str:
     name = named or next((column for column in usual if column in row), None)
     if name is None or name not in row:
-        raise DataError(
-            fault,
-            f"Its columns are {', '.join(map(repr, row))}.",
-            f"name one with --text or --label. {nearest(str(named), list(row))}",
-        )
+        hint = f"name one with --text or --label. {nearest(str(named), list(row))}"
+        raise DataError(fault, f"Its columns are {', '.join(map(repr, row))}.", hint)
     return name
 
 
@@ -310,6 +294,5 @@ def _label(fault: str, value: Any, row: int) -> int:
             return number
         raise ValueError
     except (TypeError, ValueError):
-        raise DataError(
-            fault, f"In row {row} the label is {value!r}.", "give the indices or names of the model's classes."
-        ) from None
+        hint = "give the indices or names of the model's classes."
+        raise DataError(fault, f"In row {row} the label is {value!r}.", hint) from None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.convert import compare, evaluation_page, pretrained
-from segue.convert.data import Data, load
+from segue.convert.data import Data, load, require_positions
 from segue.convert.pretrained import Base, open_base
 from segue.convert.settings import Conversion, EvalSettings
 from segue.errors import CheckpointError, ConfigError, DataError
@@ -61,11 +61,7 @@ def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = pri
         "kind": base.kind,
         "images": base.reads_images,
         "base": {"name": base.name, "hash": base.hash},
-        "replaced": {
-            "sites": record["segue"]["plan"]["sites"],
-            "student": trained.student,
-            "steps": record["budget"]["steps"],
-        },
+        "replaced": {"sites": record["segue"]["plan"]["sites"], "student": trained.student, "steps": record["budget"]["steps"]},
         "data": {
             "name": conversion.data,
             "held_out_by_the_conversion": settings.data is None and settings.validation is None,
@@ -102,12 +98,7 @@ def _original(settings: EvalSettings, record: Mapping[str, Any]) -> Base:
 
 def _adapted(conversion: Conversion, settings: EvalSettings, base: Base) -> Conversion:
     """Read data as the conversion did, so that the same part is held out, except where the settings say otherwise."""
-    if settings.tokens is not None and base.positions is not None and settings.tokens > base.positions:
-        raise ConfigError(
-            f"tokens must be at most {base.positions}, got {settings.tokens}.",
-            f"{base.name} has {base.positions} positions.",
-            "give fewer --tokens.",
-        )
+    require_positions(base, settings.tokens or 0)
     changed: dict[str, Any] = {"data": settings.data, "validation": settings.validation}
     if base.kind not in ("causal", "masked"):  # packed texts are cut again later: another length would hold out another part
         changed["tokens"] = settings.tokens
@@ -130,11 +121,8 @@ def _recut(data: Data, length: int, source: str) -> dict[str, Tensor]:
     streams = {name: torch.cat([batch[name].flatten() for batch in batches]) for name in batches[0]}
     available = min(map(len, streams.values()))
     if available < length:
-        raise DataError(
-            f"tokens must be at most {available}, got {length}.",
-            f"Held out are {data.held_out_size} of {source}.",
-            "give fewer --tokens, or other --data.",
-        )
+        found, hint = f"Held out are {data.held_out_size} of {source}.", "give fewer --tokens, or other --data."
+        raise DataError(f"tokens must be at most {available}, got {length}.", found, hint)
     count = available // length
     return {name: stream[: count * length].reshape(count, length) for name, stream in streams.items()}
 
@@ -163,15 +151,13 @@ def rows(results: dict[str, Any]) -> list[Row]:
 def sentences(results: dict[str, Any]) -> list[str]:
     """Say what the numbers are based on."""
     data, counts, meta = results["data"], results["examples"], results["meta"]
-    source = (
-        "which the conversion held out"
-        if data["held_out_by_the_conversion"]
-        else "which may contain data that the conversion was trained on"
-    )
+    source = "may contain data that the conversion was trained on"
+    if data["held_out_by_the_conversion"]:
+        source = "the conversion held out"
     found = [
         f"One conversion with one seed: {counted(len(results['replaced']['sites']), 'site')} replaced by "
         f"{results['replaced']['student']}, {results['replaced']['steps']:,} steps.",
-        f"Evaluated on {counts['count']:,} {counts['what']} of {data['name']}, {source}. "
+        f"Evaluated on {counts['count']:,} {counts['what']} of {data['name']}, which {source}. "
         "The intervals treat them as independent. Other data gives other numbers.",
         f"Both models compute in float32 on {results['device']} with {counted(meta['hardware']['threads'], 'thread')}; the "
         f"comparison took {duration(meta['seconds'])}. Times depend on the machine and on its load.",
@@ -186,10 +172,11 @@ def _choices(results: dict[str, Any]) -> list[Row]:
     found = []
     if results["kind"] in ("causal", "masked"):
         ratio = interval(results["perplexity_ratio"], lambda value: f"{value:.3f}", " times")
-        found.append(Row("perplexity", *(interval(each) for each in results["perplexity"].values()), ratio))
+        original, converted = (interval(results["perplexity"][name]) for name in ("original", "converted"))
+        found.append(Row("perplexity", original, converted, ratio))
     name = {"causal": "next token correct", "masked": "hidden token correct"}.get(results["kind"], "accuracy")
     found += [
-        Row(name, *(percent_interval(each) for each in results["accuracy"].values())),
+        Row(name, *(percent_interval(results["accuracy"][model]) for model in ("original", "converted"))),
         Row("same first choice", "", "", percent_interval(results["same_first_choice"])),
         Row("KL divergence, nats", "", "", interval(results["kl"])),
     ]
@@ -197,7 +184,7 @@ def _choices(results: dict[str, Any]) -> list[Row]:
         greedy, same = results["greedy"], results["greedy"]["cache_agreement"]
         prefix = f"{interval(greedy['equal_prefix_tokens'])} of {greedy['new_tokens']} tokens"
         found += [
-            Row("greedy, equal until", "", "", prefix),
+            Row("greedy, equal prefix", "", "", prefix),
             Row("greedy tokens equal", "", "", percent_interval(greedy["equal_tokens"])),
             Row("equal with and without cache", "", f"{round(same['mean'] * same['n'])} of {counted(same['n'], 'prompt')}"),
         ]

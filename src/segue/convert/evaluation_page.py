@@ -33,6 +33,7 @@ class Theme:
 LIGHT = Theme("#ffffff", "#16191f", "#59616e", "#e8ebf0", False)
 DARK = Theme("#181c23", "#e8ebf0", "#a3acb9", "#262c35", True)
 
+Read = Callable[[dict[str, Any]], Interval]  # a value of a row
 Style = tuple[tuple[str, str], str, str]  # colours for light and dark, marker, dash
 STYLES: dict[str, Style] = {"original": (palette.GREY, "s", "--"), "converted": (palette.BLUE, "o", "-")}
 
@@ -62,6 +63,9 @@ class Figure:
         return out.getvalue()
 
 
+Drawn = tuple[Figure, bytes, bytes]  # for light and for dark
+
+
 def write(results: dict[str, Any], rows: Sequence[Any], sentences: Sequence[str], out: Path) -> Path:
     """Write the figures as PNG files, and index.html."""
     drawn = [(figure, figure.png(LIGHT), figure.png(DARK)) for figure in figures(results)]
@@ -71,9 +75,7 @@ def write(results: dict[str, Any], rows: Sequence[Any], sentences: Sequence[str]
     return write_file(text, out / "index.html")
 
 
-def page(
-    results: dict[str, Any], rows: Sequence[Any], sentences: Sequence[str], drawn: list[tuple[Figure, bytes, bytes]]
-) -> str:
+def page(results: dict[str, Any], rows: Sequence[Any], sentences: Sequence[str], drawn: Sequence[Drawn]) -> str:
     """Render the page with style, script and pictures inside; values of the results are escaped."""
     return html.page(
         files("segue.convert"),
@@ -100,59 +102,39 @@ def figures(results: dict[str, Any]) -> list[Figure]:
 
 def _positions(results: dict[str, Any]) -> list[Figure]:
     bins, trained = results["positions"], results["data"]["trained_tokens"]
-    x = [(one["from"] * one["to"]) ** 0.5 for one in bins]
-    last = bins[-1]["to"]
+    x, last = [(one["from"] * one["to"]) ** 0.5 for one in bins], bins[-1]["to"]
 
-    def over_positions(label: str, lines: dict[str, list[Interval]], then: Callable[[Any, Theme], None] | None = None) -> Any:
+    def figure(name: str, title: str, y_label: str, lines: dict[str, list[Interval]], note: str = "") -> Figure:
         def fill(axes: Any, theme: Theme) -> None:
-            for name, found in lines.items():
-                _line(axes, theme, STYLES[name], x, found, name if len(lines) > 1 else "")
-            if then is not None:
-                then(axes, theme)
-            axes.set_ylabel(label)
+            for model, found in lines.items():
+                _line(axes, theme, STYLES[model], x, found, model if len(lines) > 1 else "")
+            if name == "perplexity":
+                _logarithmic(axes)
+                axes.legend()
+            elif name == "perplexity_ratio":
+                axes.axhline(1, color=theme.soft, linewidth=1, linestyle="--")
+            elif name == "kl":
+                axes.set_ylim(bottom=0)
             _doublings(axes, [2**i for i in range(last.bit_length())])
-            axes.set_xlabel("tokens before the predicted one")
+            axes.set(xlabel="tokens before the predicted one", ylabel=y_label)
             if trained < last:
                 axes.axvline(trained, color=theme.soft, linewidth=1, linestyle=":")
 
-        return fill
+        return Figure(name, f"{title} by position", f"{note}{bands}", fill)
 
-    def logarithmic(axes: Any, _: Theme) -> None:
-        axes.set_yscale("log")
-        _plain(axes)
-        axes.legend()
-
-    perplexities = {name: [one["perplexity"][name] for one in bins] for name in STYLES}
-    ratios = {"converted": [one["perplexity_ratio"] for one in bins]}
-    same = {"converted": [_percent(one["same_first_choice"]) for one in bins]}
-    kl = {"converted": [one["kl"] for one in bins]}
     bands = f"Bands: 95 % intervals over {results['examples']['count']} {results['examples']['what']}, by Student's t."
     if trained < last:
         bands += f" Dotted line: {trained} tokens, the length of the pieces in training."
+    perplexity = {name: [one["perplexity"][name] for one in bins] for name in STYLES}
+    ratio = {"converted": [one["perplexity_ratio"] for one in bins]}
+    same = {"converted": [_percent(one["same_first_choice"]) for one in bins]}
+    kl = {"converted": [one["kl"] for one in bins]}
+    both = "Both models read the same text. "
     return [
-        Figure("perplexity", "Perplexity by position", bands, over_positions("perplexity", perplexities, logarithmic)),
-        Figure(
-            "perplexity_ratio",
-            "Ratio of the perplexities by position",
-            f"Computed text by text. {bands}",
-            over_positions(
-                "perplexity, converted / original",
-                ratios,
-                lambda axes, theme: axes.axhline(1, color=theme.soft, linewidth=1, linestyle="--"),
-            ),
-        ),
-        Figure(
-            "same_choice",
-            "Same first choice by position",
-            f"Both models read the same text. {bands}",
-            over_positions("same first choice (%)", same),
-        ),
-        Figure(
-            "kl",
-            "Divergence by position",
-            f"Both models read the same text. {bands}",
-            over_positions("KL(original || converted), nats", kl, lambda axes, _: axes.set_ylim(bottom=0)),
-        ),
+        figure("perplexity", "Perplexity", "perplexity", perplexity),
+        figure("perplexity_ratio", "Ratio of the perplexities", "converted / original", ratio, "Computed text by text. "),
+        figure("same_choice", "Same first choice", "same first choice (%)", same, both),
+        figure("kl", "Divergence", "KL(original || converted), nats", kl, both),
     ]
 
 
@@ -175,34 +157,23 @@ def _greedy(results: dict[str, Any]) -> Figure:
 
 
 def _decoding(results: dict[str, Any]) -> list[Figure]:
-    rows = results["speed"]
-
-    def rate(axes: Any, theme: Theme) -> None:
-        _against_context(axes, theme, rows, "tokens per second", _timed)
-        _from_zero(axes)
-
-    def seconds(axes: Any, theme: Theme) -> None:
-        _against_context(axes, theme, rows, "seconds", lambda row: _exact(row["seconds_to_read"]))
-        axes.set_yscale("log")
-        _plain(axes)
-
-    def size(key: str) -> Callable[[Any, Theme], None]:
+    def figure(name: str, title: str, caption: str, y_label: str, read: Read, finish: Callable[[Any], None]) -> Figure:
         def fill(axes: Any, theme: Theme) -> None:
-            _against_context(axes, theme, rows, "", lambda row: _exact(row[key]))
-            axes.set_yscale("log", base=2)
-            axes.yaxis.set_major_formatter(lambda value, _: memory(value))
+            _against_context(axes, theme, results["speed"], y_label, read)
+            finish(axes)
 
-        return fill
+        return Figure(name, title, caption, fill)
 
     random = "One sequence of random tokens, the models in turn."
     timed = f"{random} Medians over {results['timed_steps']} tokens; bands: quartiles."
+    once = f"{random} Measured once."
     cache = "Exact: bytes of the cache after the context. A flat line is constant memory."
     peak = "Counted: tensors alive at the same time besides the weights, without memory inside an operator."
     return [
-        Figure("tokens_per_second", "Generating", timed, rate),
-        Figure("seconds_to_read", "Reading the context", f"{random} Measured once.", seconds),
-        Figure("cache", "Cache of one sequence", cache, size("cache_bytes")),
-        Figure("peak", "Peak memory besides the weights", peak, size("peak_bytes")),
+        figure("tokens_per_second", "Generating", timed, "tokens per second", _timed, _from_zero),
+        figure("seconds_to_read", "Reading the context", once, "seconds", _exact("seconds_to_read"), _logarithmic),
+        figure("cache", "Cache of one sequence", cache, "", _exact("cache_bytes"), _bytes),
+        figure("peak", "Peak memory besides the weights", peak, "", _exact("peak_bytes"), _bytes),
     ]
 
 
@@ -264,9 +235,7 @@ def _embeddings(results: dict[str, Any]) -> list[Figure]:
     return [*drawn, Figure("cosine", "Embeddings", caption, distribution)]
 
 
-def _against_context(
-    axes: Any, theme: Theme, rows: list[dict[str, Any]], y_label: str, read: Callable[[dict[str, Any]], Interval]
-) -> None:
+def _against_context(axes: Any, theme: Theme, rows: list[dict[str, Any]], y_label: str, read: Read) -> None:
     for name, style in STYLES.items():
         own = [row for row in rows if row["model"] == name]
         _line(axes, theme, style, [row["context"] for row in own], [read(row) for row in own], name)
@@ -292,14 +261,20 @@ def _doublings(axes: Any, ticks: list[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _plain(axes: Any) -> None:
-    """Write plain numbers on a logarithmic axis."""
+def _logarithmic(axes: Any) -> None:
+    """Use a logarithmic axis with plain numbers."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+    axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(MaxNLocator(6) if high < 5 * low else LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: significant(value))
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _bytes(axes: Any) -> None:
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(lambda value, _: memory(value))
 
 
 def _from_zero(axes: Any) -> None:
@@ -313,8 +288,8 @@ def _timed(row: dict[str, Any]) -> Interval:
     return {"mean": row["tokens_per_second"], "low": low, "high": high}
 
 
-def _exact(value: float) -> Interval:
-    return {"mean": value, "low": None, "high": None}
+def _exact(key: str) -> Read:
+    return lambda row: {"mean": row[key], "low": None, "high": None}
 
 
 def _percent(found: Interval) -> Interval:
@@ -322,21 +297,19 @@ def _percent(found: Interval) -> Interval:
 
 
 def _settings(theme: Theme) -> Any:
-    return {
+    colours = {
+        theme.paper: ("figure.facecolor", "axes.facecolor"),
+        theme.ink: ("axes.labelcolor", "text.color"),
+        theme.soft: ("axes.edgecolor", "xtick.color", "ytick.color"),
+        theme.grid: ("grid.color",),
+    }
+    return {name: colour for colour, names in colours.items() for name in names} | {
         "font.size": 9,
         "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
-        "figure.facecolor": theme.paper,
-        "axes.facecolor": theme.paper,
-        "axes.edgecolor": theme.soft,
-        "axes.labelcolor": theme.ink,
-        "text.color": theme.ink,
-        "xtick.color": theme.soft,
-        "ytick.color": theme.soft,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
         "axes.axisbelow": True,
-        "grid.color": theme.grid,
         "legend.frameon": False,
         "lines.linewidth": 1.6,
         "lines.markersize": 4,

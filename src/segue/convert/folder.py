@@ -119,6 +119,7 @@ def _record(finished: Finished, draft: Path, dtype: torch.dtype) -> dict[str, An
 
     base, settings = finished.base, finished.settings
     weights = [*sorted(path.name for path in draft.glob("*.safetensors")), "config.json"]
+    examples = finished.trained.total_steps * settings.batch * settings.accumulate
     tokens = settings.tokens if base.kind in ("causal", "masked") else None
     return {
         "format": pretrained.FORMAT,
@@ -139,8 +140,8 @@ def _record(finished: Finished, draft: Path, dtype: torch.dtype) -> dict[str, An
         "conversion": dataclasses.asdict(settings),
         "budget": {
             "steps": finished.trained.total_steps,
-            "examples": finished.trained.total_steps * settings.batch * settings.accumulate,
-            "tokens": tokens and finished.trained.total_steps * settings.batch * settings.accumulate * tokens,
+            "examples": examples,
+            "tokens": tokens and examples * tokens,
             "seconds": finished.trained.seconds,
         },
     }
@@ -250,16 +251,12 @@ def _short(name: str) -> str:
 
 def _quality_table(record: dict[str, Any], data: Data) -> str:
     quality, task = record["quality"], data.task
-    rows = ["| | original | converted |", "|---|---|---|"]
-    rows.append(f"| {quality['name']} | {_of(task, quality, 'original')} | {_of(task, quality, 'converted')} |")
+    before, after = (f"{task.of(quality[which]):.4g}{task.unit}" for which in ("original", "converted"))
+    rows = ["| | original | converted |", "|---|---|---|", f"| {quality['name']} | {before} | {after} |"]
     for name in quality["original"]:
         if name != quality["name"]:
             rows.append(f"| {name} | {quality['original'][name]:.4f} | {quality['converted'][name]:.4f} |")
     return "\n".join(rows) + "\n"
-
-
-def _of(task: Any, quality: dict[str, Any], which: str) -> str:
-    return f"{task.of(quality[which]):.4g}{task.unit}"
 
 
 def _speed_table(record: dict[str, Any]) -> str:

@@ -59,7 +59,9 @@ def _made(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Name):
         node = ast.Call(func=node, args=[], keywords=[])
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        kind = _kind(node.func.id, text)
+        if node.func.id not in KINDS:
+            raise _invalid(text, nearest(node.func.id, list(KINDS)))
+        kind = KINDS[node.func.id]
         if node.args or any(keyword.arg is None for keyword in node.keywords):
             raise _invalid(text, "Its settings must be given by name.")
         known = [field.name for field in dataclasses.fields(kind)]
@@ -77,12 +79,6 @@ def _made(node: ast.expr, text: str) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         raise _invalid(text, f"{ast.unparse(node)} is neither a plain value nor a student.") from None
-
-
-def _kind(name: str, text: str) -> Any:
-    if name not in KINDS:
-        raise _invalid(text, nearest(name, list(KINDS)))
-    return KINDS[name]
 
 
 def _invalid(text: str, why: str) -> ConfigError:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from segue.checkpoint import folders as checkpoint_files
 from segue.checkpoint import state as checkpoint
 from segue.core import tensor_files
-from segue.core.tensor_files import fingerprint
-from segue.data.extras import quiet_transformers
+from segue.data.files import quiet_transformers
 from segue.errors import CheckpointError, ConfigError, MissingExtraError, SegueError
 from segue.reporting.records import write_json
 
@@ -50,9 +49,10 @@ def from_pretrained(
     if verify:
         _verify(path, record)
     try:
-        model = _built(record, dtype)
+        model: Any = _built(record, dtype)
         checkpoint.rebuild_(model, record["segue"], _weights(path, record), given)
-        _adopt_generation_settings_(model, path)
+        if (path / "generation_config.json").is_file() and getattr(model, "generation_config", None) is not None:
+            model.generation_config = type(model.generation_config).from_pretrained(path)
     except SegueError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -85,11 +85,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(fault, f"{type(error).__name__}: {error}.", "give a folder that `segue convert` wrote.") from None
     if not isinstance(config.get("segue"), dict):
-        raise CheckpointError(
-            fault,
-            f"It has no {RECORD}, and its config.json has no record of a replacement.",
-            "load an ordinary model by transformers' AutoModel.",
-        )
+        found = f"It has no {RECORD}, and its config.json has no record of a replacement."
+        raise CheckpointError(fault, found, "load an ordinary model by transformers' AutoModel.")
     return {"segue": config.pop("segue"), "base": {"config": config}, "files": {}}
 
 
@@ -102,11 +99,8 @@ def model_class(config: Any) -> Any:
     root = transformers.PreTrainedModel
     known = isinstance(kind, type) and kind is not root and issubclass(kind, root)
     if names and not known:
-        raise CheckpointError(
-            f"{names[0]} is not a model class of transformers.",
-            f"The architectures in the configuration are {config.architectures}.",
-            "check `architectures` in config.json.",
-        )
+        found = f"The architectures in the configuration are {config.architectures}."
+        raise CheckpointError(f"{names[0]} is not a model class of transformers.", found, "check them in config.json.")
     return kind
 
 
@@ -153,11 +147,8 @@ def _verify(folder: Path, record: dict[str, Any]) -> None:
         if not (folder / name).is_file():
             raise CheckpointError(fault, f"{name} is missing.", "copy the complete folder again.")
         if checkpoint_files.hash_file(folder / name) != expected:
-            raise CheckpointError(
-                fault,
-                f"{name} has changed: its hash differs from {RECORD}.",
-                "copy the folder again; if the change is yours, from_pretrained(..., verify=False).",
-            )
+            hint = "copy the folder again; if the change is yours, from_pretrained(..., verify=False)."
+            raise CheckpointError(fault, f"{name} has changed: its hash differs from {RECORD}.", hint)
 
 
 def _weights(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
@@ -170,11 +161,6 @@ def _weights(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
     for file in files:
         tensors |= tensor_files.read(file)
     return tensors
-
-
-def _adopt_generation_settings_(model: Any, folder: Path) -> None:
-    if (folder / "generation_config.json").is_file() and getattr(model, "generation_config", None) is not None:
-        model.generation_config = type(model.generation_config).from_pretrained(folder)
 
 
 @dataclass
@@ -244,7 +230,7 @@ def open_base(name: str) -> Base:
         reason = (str(error).strip().splitlines() or [""])[0]
         hint = "give a folder with config.json, safetensors and a tokenizer, a GGUF file, or an id."
         raise ConfigError(fault, f"{type(error).__name__}: {reason}", hint) from error
-    return Base(name, model, processor, _kind(model, fault), config, stored, fingerprint(model.state_dict()))
+    return Base(name, model, processor, _kind(model, fault), config, stored, tensor_files.fingerprint(model.state_dict()))
 
 
 def _loaded(kind: Any, place: str, options: dict[str, Any], fault: str) -> Any:

@@ -40,11 +40,8 @@ def sizes(text: str | None) -> tuple[int, ...] | None:
         return None
     found = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in found):
-        raise ConfigError(
-            f"contexts must be numbers of tokens, got {text!r}.",
-            "They are separated by commas.",
-            "give for example 256,1024,4096.",
-        )
+        fault = f"contexts must be numbers of tokens, got {text!r}."
+        raise ConfigError(fault, "They are separated by commas.", "give for example 256,1024,4096.")
     return tuple(sorted({int(part) for part in found}))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,26 +26,15 @@ def decoding(models: Mapping[str, Any], contexts: Sequence[int], *, steps: int =
     for context in contexts:
         decoders = {name: _Decoder(model, context) for name, model in models.items()}
         times = _in_turn({name: decoder.step for name, decoder in decoders.items()}, steps)
-        rows += [
-            {
-                "model": name,
-                "context": context,
-                **_per_second(1, times[name]),
-                "seconds_to_read": decoder.seconds_to_read,
-                "cache_bytes": cache_bytes(decoder.cache),
-            }
-            for name, decoder in decoders.items()
-        ]
+        for name, decoder in decoders.items():
+            held = {"seconds_to_read": decoder.seconds_to_read, "cache_bytes": cache_bytes(decoder.cache)}
+            rows.append({"model": name, "context": context, **_per_second(1, times[name]), **held})
     return rows
 
 
 @torch.no_grad()
 def reading(
-    models: Mapping[str, Any],
-    sizes: Sequence[int],
-    *,
-    steps: int = STEPS,
-    make: Callable[[Any, int], dict[str, Tensor]] | None = None,
+    models: Mapping[str, Any], sizes: Sequence[int], *, steps: int = STEPS, make: Callable[[Any, int], Any] | None = None
 ) -> list[dict[str, Any]]:
     """Read one text of every size, or what `make` returns for it; the models in turn, medians and quartiles.
 
@@ -53,13 +43,8 @@ def reading(
     make = make or (lambda model, length: {"input_ids": _ids(model, length)})
     rows = []
     for size in sizes:
-        inputs = {name: make(model, size) for name, model in models.items()}
-
-        def read(name: str, given: dict[str, dict[str, Tensor]] = inputs) -> None:
-            models[name](**given[name])
-            _wait(models[name])
-
-        times = _in_turn({name: lambda name=name, read=read: read(name) for name in models}, steps)  # type: ignore[misc]
+        reads = {name: partial(_read, model, make(model, size)) for name, model in models.items()}
+        times = _in_turn(reads, steps)
         rows += [{"model": name, "context": size, **_per_second(size, times[name])} for name in models]
     return rows
 
@@ -91,6 +76,11 @@ def _in_turn(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str
 def _per_second(count: int, seconds: list[float]) -> dict[str, Any]:
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
     return {"tokens_per_second": count / middle, "quartiles": [count / high, count / low]}
+
+
+def _read(model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+    model(**inputs)
+    _wait(model)
 
 
 class _Decoder:

@@ -16,10 +16,12 @@ from segue.core.seam import Seam
 from segue.errors import StudentError
 from segue.losses import FeatureGuidance
 from segue.schedules import Linear
-from segue.students import CopyMatching, Kaiming
+from segue.sites import Site
+from segue.students import CopyMatching, Fourier, Kaiming, Softmax
 from tests.helpers.models import Batch
 from tests.students import cases
-from tests.students.cases import BEGIN, CAUSAL_TORCH, END, FAMILIES, GPT2, LLAMA, OPERATORS, PAGE, TIMM, Family
+from tests.students.attention.mixers import found
+from tests.students.cases import CAUSAL_TORCH, FAMILIES, GPT2, LLAMA, OPERATORS, TIMM, Family
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 
@@ -158,10 +160,42 @@ def test_kaiming_keeps_nothing_of_the_teacher(operator: str) -> None:
     assert students[Kaiming()].bias.count_nonzero() == 0
 
 
-# The page
+# Which goes where: the two sentences of docs/operators.md
 
 
-def test_the_page_has_the_table_of_this_program() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page.count(BEGIN) == page.count(END) == 1
-    assert page.partition(BEGIN)[2].partition(END)[0] == cases.table()
+@pytest.mark.parametrize("family", [*FAMILIES, CAUSAL_TORCH], ids=lambda family: family.name)
+def test_every_operator_goes_into_every_family_but_for_two_reasons(family: Family) -> None:
+    for operator in found.ROWS:
+        refusal = cases.is_refused(operator, family)
+        if getattr(operator, "tokens", 0) is None and family.spec["tokens"] is None:
+            assert refusal is not None
+            assert "one weight per position" in refusal
+        elif family.causal and not operator.mixer_class.supports_causal:
+            assert refusal is not None
+            assert "the future would leak into the past" in refusal
+        else:
+            assert refusal is None
+
+
+# One student after another
+
+
+def test_an_operator_replaces_another_operators_student() -> None:
+    model, batch = LLAMA.build(), LLAMA.batch()
+    expected = batch.predict(model)
+    for student in (Softmax(), Softmax()):  # a copy of a copy is the teacher
+        segue.replace_(model, LLAMA.plan(student), total_steps=2).finalize_(force=True)
+        torch.testing.assert_close(batch.predict(model), expected, rtol=1e-4, atol=1e-4)
+    segue.replace_(model, LLAMA.plan(OPERATORS["WindowedLinear"]), total_steps=2).finalize_(force=True)
+    assert batch.predict(model).isfinite().all()
+
+
+def test_a_student_without_queries_and_keys_cannot_be_replaced() -> None:
+    student = Fourier()(TIMM.build().blocks[0].attn, Site("here"))
+    with pytest.raises(StudentError) as caught:
+        Softmax()(student, Site("here"))
+    assert str(caught.value) == (
+        "Segue cannot replace an attention student with FourierMixer.\n"
+        "  It has no queries and keys to read.\n"
+        "  Hint: start from the original model. Nothing was changed."
+    )
