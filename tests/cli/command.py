@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner
 
 from segue.cli import commands
+from tests.helpers.processes import run_python
 
 runner = CliRunner()
 
@@ -21,8 +20,6 @@ def call(*arguments: str) -> str:
     return result.output
 
 
-def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, cwd: Path | None = None) -> Any:
     """Call the command as a shell does."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
-    process = [sys.executable, "-m", "segue", *arguments]
-    return subprocess.run(process, capture_output=True, text=True, env=environment, cwd=cwd)
+    return run_python("-m", "segue", *arguments, check=False, env={"COLUMNS": "200", "NO_COLOR": "1"}, cwd=cwd)
