@@ -97,7 +97,7 @@ class GroupPanels:
     def by_progress(self, y_label: str, quantity: str, *, title: str = "", faint: bool = False, until: float = 1.0) -> Panel:
         """Show one quantity of the model over the training, or over its beginning."""
         lines = self.drawn(lambda line: line.progress, lambda line: line.overall[quantity], faint=faint)
-        return Panel(title, "fraction of the training", y_label, [_cut(line, until) for line in lines])
+        return Panel(title, "training progress", y_label, [_cut(line, until) for line in lines])
 
 
 def group_figures(group: Group, summary: Summary, style_of: dict[str, LineStyle]) -> dict[str, list[Panel]]:
