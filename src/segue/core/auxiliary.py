@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,6 +19,12 @@ from segue.losses import OnTeacherStream
 from segue.plan import Plan
 
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
+
+
+def frozen_original(model: nn.Module, plan: Plan) -> nn.Module | None:
+    """Copy the model where a full teacher pass needs it: a backbone that trains is no longer the original."""
+    needed = plan.distill is not None or isinstance(plan.guidance, OnTeacherStream)
+    return copy.deepcopy(model).eval().requires_grad_(False) if needed and plan.train == "all" else None
 
 
 class AuxiliaryLosses:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,22 +12,19 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from segue.core import surgery, views
-from segue.core.auxiliary import AuxiliaryLosses
+from segue.core.auxiliary import AuxiliaryLosses, frozen_original
 from segue.core.blending import padding_mask
 from segue.core.building import build_students, try_students
 from segue.core.calibrate import Fitted, calibrate
-from segue.core.modes import PinnedModes, Snapshot, pinned_modules
+from segue.core.modes import Backbone
 from segue.core.seam import Seam, View, Watch
-from segue.core.step_state import StepState, closed_for_good, progress_at, step_state
+from segue.core.step_state import StepState, checked_total, closed_for_good, closed_in_graphs, progress_at, step_state
 from segue.core.verify import OptimizerWatch, Verification, verify
-from segue.errors import HandoverError, PlanError
-from segue.losses import OnTeacherStream
+from segue.errors import HandoverError
 from segue.plan import Plan, encode
 from segue.similarity import Similarity
 from segue.sites import Site, select
-from segue.students.least_squares import LeastSquares
-
-CLOSING_GROUPS = 2  # takeovers in compiled code: with evaluation and guidance that stays below torch's limit of 8 graphs
+from segue.students.initialisation import LeastSquares
 
 
 def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, example: Any = None) -> Handover:
@@ -48,15 +43,15 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, ex
     surgery.refuse_wrapped(model)
     sites = select(model, plan.sites)
     surgery.refuse_running(model)
-    total = None if total_steps is None else _checked_total(total_steps)
-    snapshot = Snapshot(model)
+    total = None if total_steps is None else checked_total(total_steps)
+    backbone = Backbone(model, plan, sites)
     try:
         students = build_students(model, plan, sites)
         if example is not None:
             try_students(model, sites, students, example)
-        return Handover(model, plan, sites, students, total, snapshot)
+        return Handover(model, plan, sites, students, total, backbone)
     except BaseException:
-        snapshot.restore(model)
+        backbone.restore()
         raise
 
 
@@ -70,37 +65,34 @@ class Handover:
         sites: list[Site],
         students: dict[str, nn.Module],
         total_steps: int | None,
-        snapshot: Snapshot,
+        backbone: Backbone,
     ) -> None:
         self.model = model
         self.plan = plan
         self.sites = sites
         self.steps_done = 0
         self._total_steps = total_steps
-        self._snapshot = snapshot
+        self._backbone = backbone
         self._ended: str | None = None
         self.backbone_hash: str | None = None  # taken at the first save
         self.refuses_unreached = plan.unreached == "error"
         self._compiled = False  # the model as a whole has been compiled
         self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         state = step_state(plan, sites, 0, total_steps)  # asks the user's functions before anything changes
-        teachers = {site.name: surgery.teacher_at(model, site) for site in sites}
         passes = plan.teacher_gradient
         self.seams = {
-            name: Seam(teacher, students[name], site, teacher_gradient=site.is_span if passes is None else passes)
-            for site, (name, teacher) in zip(sites, teachers.items(), strict=True)
+            site.name: Seam(
+                surgery.teacher_at(model, site),
+                students[site.name],
+                site,
+                teacher_gradient=site.is_span if passes is None else passes,
+            )
+            for site in sites
         }
         self.teacher_hashes = {name: seam.teacher_hash for name, seam in self.seams.items()}  # as the handover began
-        self.auxiliary = AuxiliaryLosses(plan, self.seams, self._frozen_original())
+        self.auxiliary = AuxiliaryLosses(plan, self.seams, frozen_original(model, plan))
         self._install()
         self._follow(state)
-
-    def _frozen_original(self) -> nn.Module | None:
-        """Copy the model where a full teacher pass needs it: a backbone that trains is no longer the original."""
-        needed = self.plan.distill is not None or isinstance(self.plan.guidance, OnTeacherStream)
-        if not needed or self.plan.train == "students":
-            return None
-        return copy.deepcopy(self.model).eval().requires_grad_(False)
 
     def _install(self) -> None:
         for site in self.sites:
@@ -112,40 +104,21 @@ class Handover:
                     parameter.requires_grad_(parameter.is_floating_point())
             seam.train(self.model.training)
             surgery.put_in_place(self.model, site, seam, seam.teacher)
-        if self.plan.train == "students":
-            for _, parameter in self._backbone(self.model.named_parameters()):
-                parameter.requires_grad_(False)
-        self._snapshot.keep_tensors(self.backbone_that_changes())
-        pinned = [] if self.plan.train == "all" or self.plan.backbone == "train" else pinned_modules(self.model, self.sites)
-        if pinned:
-            self.model.train = PinnedModes(self.model, pinned)  # type: ignore[method-assign]
-            self.model.train(self.model.training)
-        students = [seam.student for seam in self.seams.values()]
-        self._optimizers = OptimizerWatch(self.model, students)
+        self._backbone.freeze()
+        self._optimizers = OptimizerWatch(self.model, [seam.student for seam in self.seams.values()])
         self._handles: list[RemovableHandle] = [
             self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self.model.register_forward_hook(self._after_forward, with_kwargs=True),
             self._optimizers.listen(),
         ]
 
-    def _backbone(self, named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        inside = tuple(f"{name}." for site in self.sites for name in site.names)
-        return ((name, value) for name, value in named if not name.startswith(inside))
-
     def backbone_that_changes(self) -> dict[str, Tensor]:
         """Return what training changes outside the sites, by name; nothing while the backbone is frozen."""
-        state = self.model.state_dict(keep_vars=True)
-        if self.plan.train == "all":
-            frozen = {name for name, p in self.model.named_parameters(remove_duplicate=False) if not p.requires_grad}
-            return {name: x for name, x in self._backbone(iter(state.items())) if name not in frozen}
-        if self.plan.backbone == "train":
-            buffers = {name for name, _ in self.model.named_buffers()}
-            return {name: x for name, x in self._backbone(iter(state.items())) if name in buffers}
-        return {}
+        return self._backbone.changing()
 
     def original_backbone(self) -> dict[str, Tensor]:
         """Return the model around the sites as it was when the handover began, by name."""
-        return {**dict(self._backbone(iter(self.model.state_dict().items()))), **self._snapshot.tensors}
+        return self._backbone.original()
 
     @property
     def total_steps(self) -> int | None:
@@ -155,7 +128,7 @@ class Handover:
     @total_steps.setter
     def total_steps(self, total: int) -> None:
         self._require_running("total_steps")
-        self._follow(step_state(self.plan, self.sites, self.steps_done, _checked_total(total)))
+        self._follow(step_state(self.plan, self.sites, self.steps_done, checked_total(total)))
         self._total_steps = total
 
     @property
@@ -207,18 +180,13 @@ class Handover:
                 )
         for name, site in state.sites.items():
             self.seams[name].configure(weight=site.weight, mean=site.mean, hold=site.hold)
-        self._close_for_graphs({name for name, site in state.sites.items() if site.closed})
+        closed = {name for name, site in state.sites.items() if site.closed}
+        before = {name for name, seam in self.seams.items() if seam.state.closed_in_graph}
+        in_graphs = closed_in_graphs(closed, before, len(self.seams))
+        for name, seam in self.seams.items():
+            seam.configure(closed_in_graph=name in in_graphs)
         self.auxiliary.follow(state, together=self._compiled)
         self._state = state
-
-    def _close_for_graphs(self, closed: set[str]) -> None:
-        """Let compiled code leave teachers out, in few groups, because each change is a recompile."""
-        seen = {name for name, seam in self.seams.items() if seam.state.closed_in_graph} & closed
-        group = math.ceil(len(self.seams) / CLOSING_GROUPS)
-        if len(closed) == len(self.seams) or len(closed) - len(seen) >= group:
-            seen = closed
-        for name, seam in self.seams.items():
-            seam.configure(closed_in_graph=name in seen)
 
     def _release(self) -> None:
         assert self._total_steps is not None
@@ -233,7 +201,7 @@ class Handover:
                 continue  # compiled code still computes it, until its group closes
             if closed_for_good(self.plan, site, self.steps_done, self._total_steps):
                 gone.append(seam.release_teacher())
-                self._snapshot.forget(gone[-1])
+                self._backbone.forget(gone[-1])
         surgery.free(gone, self.model)
 
     def aux_loss(self, mask: Tensor | None = None) -> Tensor:
@@ -369,7 +337,7 @@ class Handover:
             assert teacher is not None
             surgery.put_back(self.model, site, teacher)
         self._leave("cancelled")
-        self._snapshot.restore_tensors(self.model)
+        self._backbone.restore_tensors()
         return self.model
 
     def describe(self) -> dict[str, Any]:
@@ -385,8 +353,7 @@ class Handover:
         self.auxiliary.clear()
         for handle in self._handles:
             handle.remove()
-        self.model.__dict__.pop("train", None)
-        self._snapshot.restore(self.model)
+        self._backbone.restore()
         self._last_input = None
         self._ended = how
 
@@ -436,13 +403,3 @@ class Handover:
             f"Handover({type(self.model).__name__}, {sites}, step {self.steps_done} of "
             f"{self._total_steps or 'an unknown total'}, alpha {span})"
         )
-
-
-def _checked_total(total: int) -> int:
-    if isinstance(total, bool) or not isinstance(total, int) or total < 1:
-        raise PlanError(
-            f"total_steps must be a positive integer, got {total!r}.",
-            "It is the number of optimizer steps of the run.",
-            "count them: epochs * len(loader) // accumulation.",
-        )
-    return total

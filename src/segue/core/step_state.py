@@ -5,6 +5,7 @@ schedule(progress, site) -> alpha -> gate(alpha, noise) -> weight
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from segue.plan import Plan
 from segue.schedules import alpha_at, is_hold
 from segue.sites import Site
 
+CLOSING_GROUPS = 2  # takeovers in compiled code: with evaluation and guidance that stays below torch's limit of 8 graphs
 LOOK_AHEAD = 10_000  # at most this many later steps are asked whether they need a teacher
 
 
@@ -56,6 +58,28 @@ def step_state(plan: Plan, sites: list[Site], step: int, total: int | None) -> S
 def progress_at(step: int, total: int | None) -> float:
     """Return the fraction of the run that is done; 0 while its length is not known, 1 past its end."""
     return 0.0 if total is None else min(1.0, step / total)
+
+
+def checked_total(total: int) -> int:
+    """Refuse a run without a positive number of steps."""
+    if isinstance(total, bool) or not isinstance(total, int) or total < 1:
+        raise PlanError(
+            f"total_steps must be a positive integer, got {total!r}.",
+            "It is the number of optimizer steps of the run.",
+            "count them: epochs * len(loader) // accumulation.",
+        )
+    return total
+
+
+def closed_in_graphs(closed: set[str], before: set[str], sites: int) -> set[str]:
+    """Return the sites whose teachers compiled code leaves out: they close in few groups, because each is a recompile.
+
+    >>> closed_in_graphs({"a"}, set(), sites=4), sorted(closed_in_graphs({"a", "b"}, set(), sites=4))
+    (set(), ['a', 'b'])
+    """
+    seen = before & closed
+    full_group = len(closed) - len(seen) >= math.ceil(sites / CLOSING_GROUPS)
+    return closed if full_group or len(closed) == sites else seen
 
 
 def closed_for_good(plan: Plan, site: Site, step: int, total: int) -> bool:
