@@ -12,13 +12,12 @@ import torch
 import transformers
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from typer.testing import CliRunner
 
 import segue
-from segue.cli import commands
 from segue.convert.data import load
 from segue.convert.pretrained import open_base
 from segue.convert.settings import Conversion
+from tests.helpers.command import call
 
 ATTENTION = {
     "llama": "model.layers.*.self_attn",
@@ -126,13 +125,6 @@ def options(kind: str, data: Path | str, out: Path, **given: Any) -> list[str]:
         elif value is not None:
             arguments += [f"--{name}", str(value)]
     return arguments
-
-
-def call(*arguments: Any) -> str:
-    """Call the command in this process and return what it printed; errors come through."""
-    result = CliRunner().invoke(commands.app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def convert(kind: str, base: Path | str, data: Path | str, out: Path, **given: Any) -> str:

@@ -16,7 +16,8 @@ from segue.convert.data import load
 from segue.convert.pretrained import open_base
 from segue.convert.settings import Conversion, EvalSettings
 from segue.errors import CheckpointError, ConfigError, DataError
-from tests.convert.small_models import call, model, save
+from tests.convert.small_models import model, save
+from tests.helpers.command import call
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lm_eval_harness.py"
 
