@@ -14,9 +14,11 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import segue
-from segue.convert.data import load
-from segue.convert.pretrained import open_base
+from segue.convert.data import Data, load
+from segue.convert.pretrained import Base, open_base
 from segue.convert.settings import Conversion
+from segue.training.distributed import Processes
+from segue.training.evaluation import Evaluator
 from tests.helpers.command import call
 
 ATTENTION = {
@@ -169,3 +171,18 @@ def quality(folder: Path) -> float:
             total += loaded(**{**batch, "labels": labels}).loss.item() * counted
             count += counted
     return math.exp(total / count)
+
+
+def settings(source: Path, **given: Any) -> Conversion:
+    """Return settings that only say how data is read."""
+    needed = {"model": "", "sites": "", "student": "", "steps": 1}
+    return Conversion(**{**needed, "data": str(source), "batch": 4, "tokens": 16, "validation": 0.1, **given})
+
+
+def epoch(found: Data, number: int = 0) -> list[Any]:
+    found.train.set_epoch(number)
+    return list(found.train)
+
+
+def scores(base: Base, found: Data) -> dict[str, float]:
+    return Evaluator(found.held_out, found.task.scores, Processes(torch.device("cpu")), torch.no_grad)(base.model)
