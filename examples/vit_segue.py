@@ -2,9 +2,10 @@
 
 The model learnt from 1,297 digits; its new attention, with fresh weights, learns from 100 of them.
 
-Run: python examples/vit_segue.py
-Takes: about a minute on one core, a third of it for the teacher.
-Prints: SEGUE
+Run: python examples/vit_segue.py --seeds 10
+Takes: about a minute and a half on one core; with its three seeds by default 40 seconds.
+Prints: accuracy before 0.986
+        accuracy with linear attention 0.922 ± 0.009 (10 seeds); 0.077 ± 0.017 more than by hand, seed by seed.
 """
 
 import argparse

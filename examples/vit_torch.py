@@ -2,9 +2,10 @@
 
 The model learnt from 1,297 digits; its new attention, with fresh weights, learns from 100 of them.
 
-Run: python examples/vit_torch.py
-Takes: about a minute on one core, a third of it for the teacher.
-Prints: TORCH
+Run: python examples/vit_torch.py --seeds 10
+Takes: about a minute and a half on one core; with its three seeds by default 40 seconds.
+Prints: accuracy before 0.986
+        accuracy with linear attention 0.844 ± 0.023 (10 seeds); the learning rate is its best of 1e-3, 3e-3 and 1e-2.
 """
 
 import argparse

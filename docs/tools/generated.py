@@ -51,8 +51,11 @@ def api(name: str) -> str:
 
 def public_places(module: ModuleType) -> list[str]:
     """Return where each public name of a module is defined: those of `__all__`, or all in the order of the file."""
-    names = getattr(module, "__all__", None) or _defined(module)
-    return [f"{getattr(getattr(module, name), '__module__', module.__name__)}.{name}" for name in names]
+    places = []
+    for name in getattr(module, "__all__", None) or _defined(module):
+        origin = getattr(getattr(module, name), "__module__", "") or ""  # of an alias such as `Gate`: its type's module
+        places.append(f"{origin if origin.startswith('segue.') else module.__name__}.{name}")
+    return places
 
 
 def table(what: str, page: str) -> str:

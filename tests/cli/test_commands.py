@@ -93,7 +93,7 @@ def test_methods_lists_all_of_them():
 
 
 def test_run_then_resume_then_the_result_is_there(tmp_path):
-    printed = call("run", "--method", "dcr", "--out", str(tmp_path), *TINY, "--set", "recipe.lr=1e-3", "--set", "looks=2")
+    printed = call("run", "--method", "dcr", "--out", str(tmp_path), *TINY, "--set", "recipe.lr=1e-3", "--set", "evaluations=2")
     folder = tmp_path / "dcr-seed0"
     assert "students alone: accuracy" in printed
     result = json.loads((folder / "result.json").read_text())
@@ -118,7 +118,9 @@ def test_a_grid_its_failure_its_report_and_its_resume(tmp_path, monkeypatch):
     assert "report.html" in call("report", "runs/mine", "--title", "Mine")
     assert "<title>Mine</title>" in (tmp_path / "runs/mine/report.html").read_text()
 
-    (place / "runs.py").write_text(EXPERIMENT.replace("depth=2)", "depth=2, share=2.0)").replace('"student_only", ', ""))
+    (place / "runs.py").write_text(
+        EXPERIMENT.replace("depth=2)", "depth=2, data_fraction=2.0)").replace('"student_only", ', "")
+    )
     failed = runner.invoke(commands.app, ["grid", "mine", "--out", "runs/other"], catch_exceptions=False)
     assert failed.exit_code == 1
     assert "1 runs failed" in failed.stdout

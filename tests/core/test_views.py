@@ -12,11 +12,12 @@ from torch.utils.checkpoint import checkpoint
 import segue
 from segue.core.views import ISOLATED
 from segue.diagnostics import Recorder, curvature_bias, gate_gradient_variance, loss_path
+from segue.errors import HandoverError
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.schedules import Constant, Hold, Linear
 from tests.helpers import models
-from tests.helpers.tiny import SITES, Net, batch, optimizer_for, same_state, start, train
+from tests.helpers.tiny import SITES, Net, batch, constant, optimizer_for, same_bits, same_state, start, train
 from tests.training.fit_cases import CountedBatches
 
 BATCHES = [batch(50, size=3), batch(51, size=3)]
@@ -242,3 +243,51 @@ def test_a_recorder_in_fit_changes_no_loss_and_no_weight(name):
             *("gate_variance", "gate_variance_error", "data_variance", "predicted_variance"),
             *("curvature_bias", "curvature_bound", "path_rise", "path_bound"),
         }
+
+
+def test_the_views_are_the_original_and_the_finished_model():
+    x, _ = batch()
+    handover = start(segue.Plan(sites=SITES, schedule=constant(0.4)))
+    optimizer = optimizer_for(handover)
+    train(handover, optimizer, 4)
+    with handover.as_teacher() as model:
+        assert same_bits(model(x), Net()(x))
+        with handover.as_student():
+            students = model(x)
+        assert same_bits(model(x), Net()(x))
+    assert same_bits(handover.finalize_(force=True)(x), students)
+
+
+def test_similarity_compares_on_the_students_own_stream():
+    handover = start(segue.Plan(sites=SITES, schedule=constant(0.5)))
+    x, _ = batch()
+    result = handover.similarity(x)
+    caught = {}
+    seam = handover.seams["blocks.2.attn"]
+    hook = seam.student.register_forward_pre_hook(lambda module, args: caught.update(h=args[0]))
+    with handover.as_student(), torch.no_grad():
+        handover.model.eval()(x)
+        hook.remove()
+        t, s = seam.teacher(caught["h"]), seam.student(caught["h"])
+    expected = F.cosine_similarity(t, s, dim=-1).mean().item()
+    assert result["blocks.2.attn"].cosine == pytest.approx(expected, abs=1e-6)
+    assert set(result["blocks.0.attn"]._fields) == {"cosine", "cka", "gram_distance", "relative_error"}
+
+
+def test_similarity_disturbs_nothing_and_takes_the_last_batch():
+    handover = start(segue.methods.dcr_dfg(sites=SITES))
+    with pytest.raises(HandoverError, match="has not seen a training batch"):
+        handover.similarity()
+    x, _ = batch()
+    handover.model(x)
+    random_state = torch.get_rng_state()
+    assert handover.similarity() == handover.similarity(x)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert handover.model.training
+    assert handover.aux_loss().item() > 0
+
+
+def test_similarity_is_one_for_a_copy_of_the_teacher():
+    handover = start(segue.Plan(sites=SITES, student=lambda teacher, site: copy.deepcopy(teacher)))
+    for site in handover.similarity(batch()[0]).values():
+        assert site == pytest.approx((1, 1, 0, 0), abs=1e-6)

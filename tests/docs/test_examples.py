@@ -15,6 +15,7 @@ import PIL.Image
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TOOL = EXAMPLES.parent / "docs" / "tools" / "readme_handover.py"
 FIGURES = EXAMPLES.parent / "docs" / "figures"
@@ -94,6 +95,7 @@ def test_an_example_stopped_in_the_middle_resumes_bit_for_bit(name, left, again,
     assert (whole / end).read_bytes() == (second / end).read_bytes()
 
 
+@pytest.mark.processes
 def test_two_processes_run_the_example_for_them(tmp_path):
     command = [
         sys.executable,
@@ -172,6 +174,7 @@ def test_the_pair_says_what_was_measured(tool):
         assert f"{mean:.3f} ± {half:.3f} (10 seeds)" in (EXAMPLES / name).read_text()
 
 
+@pytest.mark.processes
 def test_a_timm_model_without_its_weights_says_so(tmp_path):
     photos = tmp_path / "photos" / "cats"
     photos.mkdir(parents=True)

@@ -1,6 +1,6 @@
 """Adding a gate, a method or an operator touches three files: code, test, card.
 
-A copy of the repository gets one of each, in exactly three files, and the tests that react are run there: contracts, references,
+A copy of the repository gets one of each, in exactly three files, and the tests that react run there: contracts, references,
 cards and the documentation site.
 """
 

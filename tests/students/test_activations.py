@@ -97,7 +97,7 @@ def test_the_formulas(name):
 def test_a_function_makes_any_other(tmp_path):
     factory = ActivationSwap(to=lambda: nn.PReLU(init=0.1))
     plan = segue.Plan(sites="blocks.*.mlp.act", student=factory)
-    with pytest.warns(SegueWarning, match=r"the plan's student\.to .+ cannot be saved by name; give it again"):
+    with pytest.warns(SegueWarning, match=r"the plan's student\.to .+ is your own, so only its name is saved"):
         model = through_a_handover(timm_vit, images(), plan, tmp_path, student=factory)
     assert isinstance(model.blocks[1].mlp.act, nn.PReLU)
 

@@ -113,7 +113,7 @@ def test_a_users_function_is_checked_and_the_site_named(answer):
     assert str(error.value) == (
         f"a schedule must return a number from 0 to 1, got {answer!r}.\n"
         "  It is asked for site 'blocks.0.attn' at progress 0.25.\n"
-        "  Hint: return alpha, the teacher's weight: 1 is the teacher alone, 0 the student alone."
+        "  Hint: return alpha, the teacher's share: 1 is the teacher alone, 0 the student alone."
     )
 
 

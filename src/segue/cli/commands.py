@@ -105,7 +105,7 @@ def sites(
     pattern: Annotated[str | None, typer.Argument(help="Pattern of modules, such as 'blocks.*.attn'.")] = None,
 ) -> None:
     """Show the modules that a pattern matches: names, shapes and parameter counts. Without a pattern, show all patterns."""
-    from segue.lab.model_names import build, kinds
+    from segue.lab.models import build, kinds
 
     built = build(model)
     if pattern is None:
@@ -224,7 +224,7 @@ def run(
             f"{method!r} stands for {len(found)} methods.", "A run has one method.", "`segue grid` trains many runs."
         )
     chosen = _call(getattr(presets, preset), f"the preset {preset}", _options(options))
-    config = chosen.run(found[0], seed=seed, share=data_fraction)
+    config = chosen.run(found[0], seed=seed, data_fraction=data_fraction)
     for path, value in _options(settings).items():
         config = changed(config, path, value)
     result = train(config, out / config.name, keep_model=True, trackers=tuple(tracker or ()))

@@ -16,7 +16,7 @@ from segue.core.blending import tensors
 from segue.diagnostics.costs import HEADINGS, Cost, cost
 from segue.errors import ConfigError, SegueError
 from segue.lab import variants
-from segue.lab.model_names import build, example, kinds
+from segue.lab.models import build, example, kinds
 from segue.plan import Plan
 from segue.reporting.formatting import flops, memory
 
@@ -49,7 +49,7 @@ def show(
     title = f"{escape(name)}, {batch} examples a step, {steps:,} steps"
     console.print(_by_phase(found[next(iter(found))], title) if len(found) == 1 else _side_by_side(found, title))
     if len(found) == 1:
-        for sentence in found[next(iter(found))].sentences:
+        for sentence in found[next(iter(found))].notes:
             console.print(escape(sentence), soft_wrap=True)
     if large:
         console.print("Counted without weights in memory: bytes are those of plain attention, fused kernels keep fewer.")

@@ -11,6 +11,7 @@ from segue import methods
 from segue.errors import ConfigError, nearest
 from segue.losses import FeatureGuidance
 from segue.plan import Plan
+from segue.reporting import palette
 from segue.schedules import Constant, Hold, Linear, aggr20
 
 
@@ -29,9 +30,7 @@ def _dfg(**settings: Any) -> Callable[..., Plan]:
 
 METHODS = {name: Variant(name, methods.LABELS[name], plan) for name, plan in methods.ALL.items()}
 
-PAPER = tuple(
-    METHODS[name] for name in ("student_only", "distillation", "theseus", "theseus_gumbel", "gumbel_dfg", "dcr", "dcr_dfg")
-)
+PAPER = tuple(METHODS[name] for name in palette.PAPER)
 
 EXTRAS = (
     *(variant for variant in METHODS.values() if variant not in PAPER),

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from segue.errors import StudentError
 from segue.sites import Site
 from segue.students.attention.module import positive
-from segue.students.attention.spec import is_transposed_linear, projection
+from segue.students.attention.spec import Projection, is_transposed_linear, projection
 from segue.students.initialisation import Initialisation, Original, TruncatedSvd
 from segue.students.layers import clone
 
@@ -83,20 +83,13 @@ class LowRankMlp:
 class LowRankLinear(nn.Module):
     """A linear layer of limited rank: y = up (down x) + bias."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        rank: int,
-        bias: bool = True,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, original: Projection, rank: int) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.rank = in_features, out_features, rank
-        self.down = nn.Parameter(torch.empty(rank, in_features, device=device, dtype=dtype))
-        self.up = nn.Parameter(torch.empty(out_features, rank, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        weight, bias = original
+        (self.out_features, self.in_features), self.rank = weight.shape, rank
+        self.down = nn.Parameter(weight.new_empty(rank, self.in_features))
+        self.up = nn.Parameter(weight.new_empty(self.out_features, rank))
+        self.bias = None if bias is None else nn.Parameter(weight.new_empty(self.out_features))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -126,9 +119,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def _low_rank(module: nn.Module, rank: int) -> LowRankLinear:
-    weight, bias = projection(module)
-    out, into = weight.shape
-    made = LowRankLinear(into, out, rank, bias is not None, weight.device, weight.dtype)
+    made = LowRankLinear(projection(module), rank)
     for name, value in vars(module).items():
         if isinstance(value, bool | int | float | str) and not name.startswith("_"):
             setattr(made, name, value)  # nf and nx of a Conv1D, and other settings that code around it reads

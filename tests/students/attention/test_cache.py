@@ -94,7 +94,7 @@ def agree(model: nn.Module, **settings: Any) -> Tensor:
 
 @torch.no_grad()
 def logits(model: nn.Module, ids: Tensor, mask: Tensor, pieces: list[int], cache: Any) -> Tensor:
-    """AttentionCall the model with some tokens at a time."""
+    """Call the model with some tokens at a time."""
     positions, found = (mask.cumsum(1) - 1).clamp_min(0), []
     for begin, end in zip([0, *pieces], [*pieces, ids.shape[1]], strict=True):
         call = {"attention_mask": mask[:, :end], "position_ids": positions[:, begin:end]}

@@ -16,7 +16,8 @@ from segue.core.seam import Seam
 from segue.errors import StudentError
 from segue.losses import FeatureGuidance
 from segue.schedules import Linear
-from segue.students import CopyMatching, Kaiming
+from segue.sites import Site
+from segue.students import CopyMatching, Fourier, Kaiming, Softmax
 from tests.helpers.models import Batch
 from tests.students import cases
 from tests.students.attention.mixers import found
@@ -174,3 +175,27 @@ def test_every_operator_goes_into_every_family_but_for_two_reasons(family: Famil
             assert "the future would leak into the past" in refusal
         else:
             assert refusal is None
+
+
+# One student after another
+
+
+def test_an_operator_replaces_another_operators_student() -> None:
+    model, batch = LLAMA.build(), LLAMA.batch()
+    expected = batch.predict(model)
+    for student in (Softmax(), Softmax()):  # a copy of a copy is the teacher
+        segue.replace_(model, LLAMA.plan(student), total_steps=2).finalize_(force=True)
+        torch.testing.assert_close(batch.predict(model), expected, rtol=1e-4, atol=1e-4)
+    segue.replace_(model, LLAMA.plan(OPERATORS["WindowedLinear"]), total_steps=2).finalize_(force=True)
+    assert batch.predict(model).isfinite().all()
+
+
+def test_a_student_without_queries_and_keys_cannot_be_replaced() -> None:
+    student = Fourier()(TIMM.build().blocks[0].attn, Site("here"))
+    with pytest.raises(StudentError) as caught:
+        Softmax()(student, Site("here"))
+    assert str(caught.value) == (
+        "Segue cannot replace an attention student with FourierMixer.\n"
+        "  It has no queries and keys to read.\n"
+        "  Hint: start from the original model. Nothing was changed."
+    )

@@ -87,17 +87,10 @@ class TorchMultiheadAttention(AttentionInterface):
                 "It has add_zero_attn=True, which the interface does not support.",
                 "register an interface of your own (segue.students.register_attention). Nothing was changed.",
             )
-        if module.in_proj_weight is None:
-            query, key, value = (
-                Projection(w, b)
-                for w, b in zip(
-                    (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight),
-                    (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3),
-                    strict=True,
-                )
-            )
-        else:
-            query, key, value = split_qkv(Projection(module.in_proj_weight, module.in_proj_bias))
+        apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        weights = apart if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
+        biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+        query, key, value = (Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True))
         return AttentionSpec(
             heads=module.num_heads,
             head_size=module.head_dim,
@@ -119,19 +112,12 @@ class TorchMultiheadAttention(AttentionInterface):
         is_causal: bool = False,
     ) -> AttentionCall:
         if key is not query or value is not query:
-            raise StudentError(
-                "an attention student got keys or values of another sequence.",
-                "Operators replace self-attention only.",
-                "choose the self-attention sites.",
-            )
+            raise _not_self_attention("keys or values of another sequence")
         x = query if self.batch_first else query.transpose(0, 1)
         token_mask = None if key_padding_mask is None else ~_is_masked(key_padding_mask)
-        mask = None if attn_mask is None or is_causal else attn_mask
-        if mask is not None and mask.dtype == torch.bool:
-            mask = ~mask
-        return AttentionCall(
-            x, token_mask=token_mask, causal=is_causal, mask=mask if mask is None or mask.dim() == 4 else mask[None, None]
-        )
+        mask = None if attn_mask is None or is_causal else attn_mask[(None,) * (4 - attn_mask.dim())]
+        mask = ~mask if mask is not None and mask.dtype == torch.bool else mask
+        return AttentionCall(x, token_mask, is_causal, mask=mask)
 
     def pack(self, y: Tensor) -> tuple[Tensor, None]:
         return (y if self.batch_first else y.transpose(0, 1)), None
@@ -140,7 +126,19 @@ class TorchMultiheadAttention(AttentionInterface):
         return {"_qkv_same_embed_dim": False, "in_proj_bias": None, "in_proj_weight": NotFused(), "out_proj": NotFused()}
 
 
-class HuggingFaceProjections(AttentionInterface):
+class HuggingFace(AttentionInterface):
+    """What Hugging Face's families share: masks over pairs of tokens, caches, outputs in a tuple."""
+
+    def pack(self, y: Tensor) -> tuple[Tensor, None]:
+        return y, None
+
+    def call(self, x: Tensor, mask: Tensor | None, cache: Any, rotary: Any = None, encoder: Any = None) -> AttentionCall:
+        if encoder is not None:
+            raise _not_self_attention("the states of an encoder")
+        return AttentionCall(x, _token_mask(mask, x), None, rotary, cache, _pairs(mask))
+
+
+class HuggingFaceProjections(HuggingFace):
     """Hugging Face's ViT and the Llama, Qwen and Mistral family: q_proj, k_proj, v_proj, o_proj; grouped queries, rotation."""
 
     name = "Hugging Face ViT / Llama / Qwen / Mistral attention"
@@ -179,14 +177,10 @@ class HuggingFaceProjections(AttentionInterface):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> AttentionCall:
-        token_mask = _token_mask(attention_mask, hidden_states)
-        return AttentionCall(hidden_states, token_mask, None, position_embeddings, past_key_values, _pairs(attention_mask))
-
-    def pack(self, y: Tensor) -> tuple[Tensor, None]:
-        return y, None
+        return self.call(hidden_states, attention_mask, past_key_values, rotary=position_embeddings)
 
 
-class HuggingFaceBert(AttentionInterface):
+class HuggingFaceBert(HuggingFace):
     """BERT's `attention.self`, and RoBERTa's: three projections, no output projection."""
 
     name = "Hugging Face BERT attention (`attention.self`)"
@@ -219,15 +213,10 @@ class HuggingFaceBert(AttentionInterface):
     def unpack(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **kwargs: Any
     ) -> AttentionCall:
-        _refuse_cross_attention(kwargs.get("encoder_hidden_states"))
-        token_mask = _token_mask(attention_mask, hidden_states)
-        return AttentionCall(hidden_states, token_mask, cache=past_key_values, mask=_pairs(attention_mask))
-
-    def pack(self, y: Tensor) -> tuple[Tensor, None]:
-        return y, None
+        return self.call(hidden_states, attention_mask, past_key_values, encoder=kwargs.get("encoder_hidden_states"))
 
 
-class HuggingFaceGpt2(AttentionInterface):
+class HuggingFaceGpt2(HuggingFace):
     """GPT-2's attention: one transposed projection to queries, keys and values."""
 
     name = "Hugging Face GPT-2 attention"
@@ -262,12 +251,7 @@ class HuggingFaceGpt2(AttentionInterface):
         encoder_hidden_states: Tensor | None = None,
         **kwargs: Any,
     ) -> AttentionCall:
-        _refuse_cross_attention(encoder_hidden_states)
-        token_mask = _token_mask(attention_mask, hidden_states)
-        return AttentionCall(hidden_states, token_mask, cache=past_key_values, mask=_pairs(attention_mask))
-
-    def pack(self, y: Tensor) -> tuple[Tensor, None]:
-        return y, None
+        return self.call(hidden_states, attention_mask, past_key_values, encoder=encoder_hidden_states)
 
 
 BUILT_IN: tuple[type[AttentionInterface], ...] = (
@@ -327,10 +311,6 @@ def _token_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
     return rows[:, 0].expand(x.shape[0], -1)
 
 
-def _refuse_cross_attention(encoder_hidden_states: Tensor | None) -> None:
-    if encoder_hidden_states is not None:
-        raise StudentError(
-            "an attention student got the states of an encoder.",
-            "Operators replace self-attention only.",
-            "choose the self-attention sites.",
-        )
+def _not_self_attention(got: str) -> StudentError:
+    found, hint = "Operators replace self-attention only.", "choose the self-attention sites."
+    return StudentError(f"an attention student got {got}.", found, hint)

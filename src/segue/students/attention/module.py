@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from segue.errors import PlanError, StudentError
 from segue.sites import Site
 from segue.students.attention.mixer import Mixer, not_causal, repeat_heads
-from segue.students.attention.registry import copy_attributes_, interface_of, register_attention
+from segue.students.attention.registry import copy_attributes_, interface_of
 from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection, rotate
 from segue.students.initialisation import CopyMatching, Initialisation, Original
 
@@ -82,6 +82,28 @@ class Attention(nn.Module):
             original = getattr(spec, name)
             if original is not None and getattr(self, name) is not None:
                 yield name, original
+
+    def attention_spec(self) -> AttentionSpec:
+        """Describe the student, so that another operator can replace it in turn."""
+        if self.query is None or self.key is None or self.value is None:
+            raise StudentError(
+                f"Segue cannot replace an attention student with {type(self.mixer).__name__}.",
+                "It has no queries and keys to read.",
+                "start from the original model. Nothing was changed.",
+            )
+        return AttentionSpec(
+            heads=self.heads,
+            head_size=self.head_size,
+            query=projection(self.query),
+            key=projection(self.key),
+            value=projection(self.value),
+            output=None if self.output is None else projection(self.output),
+            query_norm=self.query_norm,
+            key_norm=self.key_norm,
+            causal=self.causal,
+            layer=self.layer_idx,
+            **self.settings,
+        )
 
     @property
     def output_projection(self) -> nn.Linear | None:
@@ -157,54 +179,6 @@ class Attention(nn.Module):
 
     def _rotate(self, x: Tensor, call: AttentionCall) -> Tensor:
         return x if call.rotary is None else rotate(x, *call.rotary)
-
-
-class StudentInterface(AttentionInterface):
-    """Segue's own attention students, which another operator can replace in turn."""
-
-    name = "Segue's own attention"
-
-    def __init__(self, module: nn.Module) -> None:
-        assert isinstance(module, Attention)
-        self.inner = module.interface
-
-    def parse(self, module: nn.Module) -> AttentionSpec:
-        assert isinstance(module, Attention)
-        if module.query is None or module.key is None or module.value is None:
-            raise StudentError(
-                f"Segue cannot replace an attention student with {type(module.mixer).__name__}.",
-                "It has no queries and keys to read.",
-                "start from the original model. Nothing was changed.",
-            )
-        return AttentionSpec(
-            heads=module.heads,
-            head_size=module.head_size,
-            query=projection(module.query),
-            key=projection(module.key),
-            value=projection(module.value),
-            output=None if module.output is None else projection(module.output),
-            query_norm=module.query_norm,
-            key_norm=module.key_norm,
-            causal=module.causal,
-            layer=module.layer_idx,
-            **module.settings,
-        )
-
-    def unpack(self, *args: Any, **kwargs: Any) -> AttentionCall:
-        return self.inner.unpack(*args, **kwargs)
-
-    def pack(self, y: Tensor) -> Any:
-        return self.inner.pack(y)
-
-    def attributes(self, module: nn.Module) -> dict[str, Any]:
-        return self.inner.attributes(module)
-
-    def ignored(self, module: nn.Module) -> list[nn.Module]:
-        assert isinstance(module, Attention)
-        return [module.mixer]
-
-
-register_attention(Attention, StudentInterface)
 
 
 class MaskCheck:

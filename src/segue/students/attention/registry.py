@@ -26,6 +26,8 @@ def register_attention(kind: type[nn.Module], interface: type[AttentionInterface
 
 def interface_of(module: nn.Module, site: Site) -> tuple[AttentionInterface, AttentionSpec]:
     """Find the interface of an attention module and parse the module, or raise an error that shows how to register one."""
+    if hasattr(module, "attention_spec"):  # a student of Segue, whose interface is that of its own teacher
+        return module.interface, module.attention_spec()  # type: ignore[return-value, operator]
     registered = next((_REGISTERED[kind] for kind in type(module).__mro__ if kind in _REGISTERED), None)
     kind = registered or next((kind for kind in BUILT_IN if kind.matches(module)), None)
     if kind is None:

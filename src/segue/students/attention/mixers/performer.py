@@ -32,13 +32,12 @@ class PerformerMixer(Mixer):
 
     def reset_parameters(self) -> None:
         """Draw the directions from torch's global generator."""
-        features, size = self.directions.shape
-        self.directions.copy_(orthogonal_directions(features, size))
+        self.directions.copy_(orthogonal_directions(*self.directions.shape))
 
     def redraw_(self, seed: int) -> None:
         """Draw other directions, the same in every process."""
-        features, size = self.directions.shape
-        self.directions.copy_(orthogonal_directions(features, size, torch.Generator().manual_seed(seed)))
+        count, size = self.directions.shape
+        self.directions.copy_(orthogonal_directions(count, size, torch.Generator().manual_seed(seed)))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
         q, (k, logs) = self._query_features(q), self._key_features(k, token_mask)
@@ -79,7 +78,7 @@ class PerformerMixer(Mixer):
 
     def _query_features(self, q: Tensor) -> Tensor:
         """Return features divided by the largest: factors that all features share cancel."""
-        q = q @ self._scaled_directions(q.dtype)
+        q = q @ (self.directions.to(q.dtype).T * self.root_scale)
         features: Tensor = q.sub_(q.detach().amax(-1, keepdim=True)).exp_()
         return features
 
@@ -90,10 +89,6 @@ class PerformerMixer(Mixer):
         logs = k.detach().amax(-1, keepdim=True)
         k = k.sub_(logs).exp_()
         return k, logs if token_mask is None else logs.masked_fill(~token_mask[:, None, :, None], -torch.inf)
-
-    def _scaled_directions(self, dtype: torch.dtype) -> Tensor:
-        scaled: Tensor = self.directions.to(dtype).T * self.root_scale
-        return scaled
 
 
 def _finite(logs: Tensor) -> Tensor:
