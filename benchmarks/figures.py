@@ -34,7 +34,7 @@ from benchmarks.trainees import (
     VIEW,
 )
 from segue.lab.report.figures import SETTINGS
-from segue.reporting.palette import OWN, Look
+from segue.reporting.palette import OWN, LineStyle
 
 WIDTH = 4.6  # inches: a column of the page
 DPI = 200
@@ -72,7 +72,7 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     return paths
 
 
-def _look(name: str) -> Look:
+def _look(name: str) -> LineStyle:
     return METHODS.get(name, OWN["student_only"])
 
 

@@ -19,7 +19,7 @@ from benchmarks.bars import Bar
 from benchmarks.settings import Settings
 from benchmarks.timing import DECIMALS, Ratio, timed
 from benchmarks.trainees import BLEND, BY_HAND, KL, TAKEOVER, TORCHDISTILL, Bench, Trainee
-from segue.core.step_state import moment
+from segue.core.step_state import step_state
 
 DCR = "DCR, aggr20"
 DCR_DFG = "DCR + DFG, aggr20"
@@ -56,7 +56,7 @@ def kinds(bench: Bench, total: int) -> dict[str, int]:
     """Count the steps of DCR with aggr20 in which a teacher still works, and those in which none does."""
     plan = segue.methods.dcr(sites=bench.sites)
     sites = segue.select(bench.original, bench.sites)
-    moments = (moment(plan, sites, step, total).sites.values() for step in range(total))
+    moments = (step_state(plan, sites, step, total).sites.values() for step in range(total))
     counted = Counter(ALONE if all(site.closed for site in now) else BOTH for now in moments)
     return {kind: counted[kind] for kind in (BOTH, ALONE)}
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import segue
 from segue.convert.tasks import NextToken
-from segue.data.extras import quiet_transformers
+from segue.data.files import quiet_transformers
 from segue.training.batches import Batches, InOrder
 
 transformers = quiet_transformers("Llama")
@@ -76,13 +76,13 @@ def main() -> None:
         task,
         recipe=segue.Recipe(steps=options.steps, lr=options.lr, warmup=0.05, weight_decay=0.1),
         validation=InOrder(held, options.batch, lambda chosen: {"input_ids": judged[chosen]}),
-        looks=6,
-        tell=lambda point: print(f"step {point['step']}: perplexity {task.of(point['scores']):.4g}"),
+        evaluations=6,
+        on_eval=lambda point: print(f"step {point['step']}: perplexity {task.of(point['scores']):.4g}"),
         progress="training",
     )
     model.eval().save_pretrained(options.out)
     reader.save_pretrained(options.out)
-    print(f"{options.out}: perplexity {task.of(trained.points[-1]['scores']):.4g} on text it has not seen")
+    print(f"{options.out}: perplexity {task.of(trained.history[-1]['scores']):.4g} on text it has not seen")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from segue.errors import SegueError, SegueWarning
     from segue.plan import Plan
     from segue.sites import Site, Span, select
-    from segue.training.evaluation import Classification
     from segue.training.fit import fit
     from segue.training.recipe import Recipe
+    from segue.training.tasks import Classification
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ __all__ = [
 
 # Names are imported when they are first used, so that `segue --help` does not wait for torch.
 _MODULE_OF = {
-    "Classification": "training.evaluation",
+    "Classification": "training.tasks",
     "Handover": "core.handover",
     "Plan": "plan",
     "Recipe": "training.recipe",

@@ -1,10 +1,14 @@
-"""The errors: what was asked, what was found, what to do."""
+"""The errors: what is wrong, what was found, what to do."""
 
 from __future__ import annotations
 
+NEAR = 0.6  # the likeness, from 0 to 1, from which a name is offered as a correction
+SHORTEST_PART = 3  # the fewest letters that are looked for inside names
+FEW = 5  # so many names are listed even if none is near
+
 
 class SegueError(Exception):
-    """Root of every error that Segue raises on purpose: SegueError(asked, found, hint), shown as three lines."""
+    """Root of every error that Segue raises on purpose: SegueError(wrong, found, hint), shown as three lines."""
 
     # no __init__: torch.compile can trace the raising of an exception only without one
     def __str__(self) -> str:
@@ -24,29 +28,29 @@ class StudentError(SegueError, ValueError):
 
 
 class HandoverError(SegueError, RuntimeError):
-    """The handover was driven in an order that cannot work."""
+    """The handover is driven in an order that cannot work."""
 
 
 class VerificationError(SegueError, AssertionError):
-    """`handover.verify` found something that is not as it must be."""
+    """`handover.verify` finds a promise that does not hold."""
 
 
 class CheckpointError(SegueError, OSError):
     """A checkpoint is missing, damaged, or belongs to another model."""
 
-    def __new__(cls, asked: str, found: str, hint: str) -> CheckpointError:
-        return super().__new__(cls, three_lines(asked, found, hint))  # three arguments mean something else to OSError
+    def __new__(cls, wrong: str, found: str, hint: str) -> CheckpointError:
+        return super().__new__(cls, three_lines(wrong, found, hint))  # three arguments mean something else to OSError
 
-    def __init__(self, asked: str, found: str, hint: str) -> None:
-        super().__init__(three_lines(asked, found, hint))
+    def __init__(self, wrong: str, found: str, hint: str) -> None:
+        super().__init__(three_lines(wrong, found, hint))
 
 
 class TrainingError(SegueError, ArithmeticError):
-    """Training met numbers it cannot go on with."""
+    """Training meets values it cannot continue with."""
 
 
 class DataError(SegueError, ValueError):
-    """Data is missing, damaged, or not what it was said to be."""
+    """Data is missing, damaged, or not what its description says."""
 
 
 class ConfigError(SegueError, ValueError):
@@ -62,20 +66,29 @@ class MissingExtraError(SegueError, ImportError):
 
 
 class SegueWarning(UserWarning):
-    """Something works, but probably not as the user wants."""
+    """Something works, but probably not as intended."""
 
 
-def three_lines(asked: str, found: str, hint: str) -> str:
-    """Say what was asked, what was found, and what to do."""
-    return f"{asked}\n  {found}\n  Hint: {hint}"
+def three_lines(wrong: str, found: str, hint: str) -> str:
+    """Say what is wrong, what was found, and what to do."""
+    return f"{wrong}\n  {found}\n  Hint: {hint}"
 
 
 def nearest(asked: str, names: list[str], most: int = 3) -> str:
-    """Say which of `names` come nearest to `asked`."""
+    """Name the nearest of `names`: those that begin with what was asked for, else contain it, else are spelled like it."""
     from difflib import SequenceMatcher  # imported late: only errors need it
 
     def likeness(name: str) -> float:
-        return SequenceMatcher(None, asked, name, autojunk=False).ratio()
+        return SequenceMatcher(None, wanted, name.lower(), autojunk=False).ratio()
 
-    ranked = sorted(names, key=likeness, reverse=True)[:most]
-    return f"Nearest names: {', '.join(ranked)}." if ranked else "There are no names to choose from."
+    if not names:
+        return "There are no names to choose from."
+    wanted = asked.lower()
+    found = [name for name in names if wanted and name.lower().startswith(wanted)]
+    found = found or [name for name in names if len(wanted) >= SHORTEST_PART and wanted in name.lower()]
+    found = found or [name for name in names if likeness(name) >= NEAR]
+    if not found and len(names) > FEW:
+        return f"None of the {len(names)} names is similar."
+    if not found:
+        return f"The only names are: {', '.join(names)}."
+    return f"Nearest names: {', '.join(sorted(found, key=likeness, reverse=True)[:most])}."

@@ -1,8 +1,8 @@
-"""Gates: from the teacher's share to the student's weight for one step.
+"""Gates: from alpha, the teacher's share, to the student's weight for one step.
 
-A gate is any function (alpha, noise) -> weight in [0, 1]. `noise=None` asks for the mean, which is what `eval()` uses.
-One whose law is known may also have `outcomes(alpha)`, all of its weights with their probabilities, or, if its weights are
-a continuum, `nodes(alpha)`, a quadrature of the same form: the diagnostics then compute what they would otherwise estimate.
+A gate is any function (alpha, noise) -> weight in [0, 1]. `noise=None` asks for the mean, which `eval()` uses. A gate whose
+distribution is known may also have `outcomes(alpha)`, all of its weights with their probabilities, or, if the distribution is
+continuous, `nodes(alpha)`, a quadrature of the same form: the diagnostics then compute what they would otherwise estimate.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import TypeAlias
 
 from segue.errors import PlanError
 
+__all__ = ["Bernoulli", "Blend", "Gate", "GumbelSoftmax", "Noise", "Outcomes"]
+
 
 @dataclass(frozen=True)
 class Noise:
-    """Random numbers from a counter: the same on every rank, after a resume, and when a forward is recomputed."""
+    """Random numbers from a counter: the same on every rank, after a resume, and in a recomputed forward."""
 
     seed: int
     step: int
@@ -38,13 +40,13 @@ Outcomes: TypeAlias = tuple[tuple[float, float], ...]  # (weight, probability)
 
 @dataclass(frozen=True, kw_only=True)
 class Blend:
-    """Give the student the deterministic share 1 - alpha: the gate of DCR."""
+    """Give the student the deterministic weight 1 - alpha: the gate of DCR."""
 
     def __call__(self, alpha: float, noise: Noise | None) -> float:
         return 1.0 - alpha
 
     def outcomes(self, alpha: float) -> Outcomes:
-        """Return the one weight there is."""
+        """Return its one weight."""
         return ((1.0 - alpha, 1.0),)
 
 
@@ -59,8 +61,8 @@ class Bernoulli:
         return 1.0 if noise.uniform() < p else 0.0
 
     def outcomes(self, alpha: float) -> Outcomes:
-        """Return teacher and student with their probabilities, leaving out what cannot happen."""
-        return tuple((weight, chance) for weight, chance in ((0.0, alpha), (1.0, 1.0 - alpha)) if chance > 0.0)
+        """Return teacher and student with their probabilities, without those of probability 0."""
+        return tuple((weight, p) for weight, p in ((0.0, alpha), (1.0, 1.0 - alpha)) if p > 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,8 @@ class GumbelSoftmax:
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise PlanError(
-                f"GumbelSoftmax(temperature={self.temperature}) was asked for.",
-                "A temperature divides, so it must be positive and finite.",
+                f"GumbelSoftmax(temperature=...) must be positive and finite, got {self.temperature}.",
+                "The logits are divided by it.",
                 "the paper uses 1.0.",
             )
 
@@ -94,7 +96,7 @@ class GumbelSoftmax:
         p = 1.0 - alpha
         if p in (0.0, 1.0):
             return ((p, 1.0),)
-        return tuple((self._at(p, x), chance) for x, chance in _logistic(0.75 * min(1.0, self.temperature)))
+        return tuple((self._at(p, x), mass) for x, mass in _logistic(0.75 * min(1.0, self.temperature)))
 
     def _at(self, p: float, logistic: float) -> float:
         return _sigmoid((_logit(p) + logistic) / self.temperature)
@@ -109,14 +111,14 @@ def _sigmoid(x: float) -> float:
 
 
 def _logistic(step: float, reach: float = 20.0) -> tuple[tuple[float, float], ...]:
-    """Return places on the line and the logistic distribution's probability at them; beyond the reach is less than 1e-8."""
-    places = [k * step for k in range(-math.ceil(reach / step), math.ceil(reach / step) + 1)]
-    density = [_sigmoid(x) * _sigmoid(-x) for x in places]
+    """Return points on the line with the logistic distribution's probability at them; less than 1e-8 is beyond the reach."""
+    points = [k * step for k in range(-math.ceil(reach / step), math.ceil(reach / step) + 1)]
+    density = [_sigmoid(x) * _sigmoid(-x) for x in points]
     total = math.fsum(density)
-    return tuple((x, one / total) for x, one in zip(places, density, strict=True))
+    return tuple((x, one / total) for x, one in zip(points, density, strict=True))
 
 
 @lru_cache(maxsize=4096)
 def _gumbel_mean(gate: GumbelSoftmax, p: float) -> float:
     """Integrate with a finer rule than the diagnostics need: this mean is what evaluation uses."""
-    return min(1.0, math.fsum(chance * gate._at(p, x) for x, chance in _logistic(0.2 * min(1.0, gate.temperature), 38.0)))
+    return min(1.0, math.fsum(mass * gate._at(p, x) for x, mass in _logistic(0.2 * min(1.0, gate.temperature), 38.0)))

@@ -2,7 +2,7 @@
 
 A guidance is any function (teacher output, student output, padding mask or None) -> scalar, applied at every site and summed.
 The built-in ones also carry a weight (lambda) and a schedule for it; aggr20 is the default, as in the paper, because a
-guidance that stays at full strength after takeover works against the task.
+guidance that keeps its full weight after takeover works against the task.
 """
 
 from __future__ import annotations
@@ -17,8 +17,19 @@ from torch.nn import functional as F
 
 from segue import similarity
 from segue.errors import PlanError
-from segue.schedules import Constant, Schedule, aggr20, share
+from segue.schedules import Constant, Schedule, aggr20, alpha_at
 from segue.sites import Site
+
+__all__ = [
+    "CkaGuidance",
+    "CosineGuidance",
+    "FeatureGuidance",
+    "GramGuidance",
+    "LogitDistillation",
+    "OnTeacherStream",
+    "PairLoss",
+    "weight_at",
+]
 
 PairLoss: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]  # (teacher, student, padding mask) -> scalar
 
@@ -47,9 +58,9 @@ class FeatureGuidance(_Weighted):
         super().__post_init__()
         if self.scale not in ("relative", "paper"):
             raise PlanError(
-                f"FeatureGuidance(scale={self.scale!r}) was asked for.",
+                f"FeatureGuidance(scale={self.scale!r}) is not a scale.",
                 "The scales are 'relative' and 'paper'.",
-                "'relative' is comparable between sites and models, 'paper' is equation 3 as it stands.",
+                "'relative' is comparable between sites and models, 'paper' is equation 3 as printed.",
             )
 
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
@@ -67,7 +78,7 @@ class CosineGuidance(_Weighted):
 
 @dataclass(frozen=True, kw_only=True)
 class GramGuidance(_Weighted):
-    """The relative squared distance of the feature Gram matrices; a statistic of the whole batch."""
+    """The relative squared distance of the feature Gram matrices; a statistic of the batch."""
 
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
         return similarity.gram_error(teacher, student, mask)
@@ -75,7 +86,7 @@ class GramGuidance(_Weighted):
 
 @dataclass(frozen=True, kw_only=True)
 class CkaGuidance(_Weighted):
-    """One minus linear CKA: equal up to rotation and scale; a statistic of the whole batch."""
+    """One minus linear CKA: equal up to rotation and scale; a statistic of the batch."""
 
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
         return 1 - similarity.linear_cka(teacher, student, mask)
@@ -85,7 +96,7 @@ class CkaGuidance(_Weighted):
 class OnTeacherStream:
     """Compare with the teacher's own stream: its outputs in a full pass of the original model (FitNets).
 
-    Without this wrapper the teacher sees the student's input, which costs only the forward of the replaced modules.
+    Without this wrapper the teacher reads the student's input, which costs only the forward of the replaced modules.
     """
 
     then: PairLoss = field(default_factory=FeatureGuidance)
@@ -106,8 +117,8 @@ class OnTeacherStream:
 class LogitDistillation:
     """Soften both models' logits by a temperature and take KL(teacher || student), times temperature squared.
 
-    `logits` picks them out of what the model returns; by default the `logits` of a Hugging Face output, or the first
-    floating tensor. Given (batch, tokens, classes), each token is a distribution and padding is left out.
+    `logits` takes them from what the model returns; by default the `logits` of a Hugging Face output, or the first
+    floating tensor. With (batch, tokens, classes), each token is a distribution and padding is left out.
     """
 
     weight: float = 1.0
@@ -119,8 +130,8 @@ class LogitDistillation:
         _require_weight("LogitDistillation", self.weight)
         if not self.temperature > 0:
             raise PlanError(
-                f"LogitDistillation(temperature={self.temperature}) was asked for.",
-                "A temperature divides, so it must be positive.",
+                f"LogitDistillation(temperature=...) must be positive, got {self.temperature}.",
+                "The logits are divided by it.",
                 "the paper uses 4.0.",
             )
 
@@ -133,9 +144,9 @@ class LogitDistillation:
         return divergence.mean() * self.temperature**2
 
 
-def strength(loss: object, progress: float, site: Site) -> float:
-    """Return lambda, the weight of a loss at this moment; a plain function has weight 1 and aggr20."""
-    return _weight(loss) * share(_schedule(loss), progress, site)
+def weight_at(loss: object, progress: float, site: Site) -> float:
+    """Return lambda, the weight of a loss at this progress; a plain function has weight 1 and the schedule aggr20."""
+    return _weight(loss) * alpha_at(_schedule(loss), progress, site)
 
 
 def _weight(loss: object) -> float:
@@ -154,7 +165,7 @@ def _float(x: Tensor) -> Tensor:
 def _require_weight(what: str, weight: float) -> None:
     if not 0.0 <= weight < float("inf"):
         raise PlanError(
-            f"{what}(weight={weight}) was asked for.",
-            "A loss is added with a finite weight of at least 0.",
+            f"{what}(weight=...) must be finite and at least 0, got {weight}.",
+            "The loss is multiplied by it.",
             "leave the loss out (None) if you do not want it.",
         )

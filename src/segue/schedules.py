@@ -1,7 +1,7 @@
 """Schedules: from progress to alpha, the teacher's share.
 
 A schedule is any pure function (progress in [0, 1], site) -> alpha in [0, 1]; a resumed run therefore needs no schedule
-state. One that adapts may also have `observe(progress, similarity)`, `state_dict()` and `load_state_dict(state)`.
+state. A schedule that adapts may also have `observe(progress, similarity)`, `state_dict()` and `load_state_dict(state)`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,20 @@ from typing import TypeAlias
 from segue.errors import PlanError
 from segue.sites import Site, name_matches
 
+__all__ = [
+    "Constant",
+    "Cosine",
+    "Hold",
+    "Linear",
+    "PerSite",
+    "Piecewise",
+    "Schedule",
+    "Staggered",
+    "aggr20",
+    "alpha_at",
+    "is_hold",
+]
+
 Schedule: TypeAlias = Callable[[float, Site], float]  # (progress, where) -> alpha, the teacher's share
 
 
@@ -24,39 +38,36 @@ class Constant:
     alpha: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_shares("Constant", self.alpha)
+        _require_unit("Constant(alpha=...)", self.alpha)
 
     def __call__(self, progress: float, site: Site) -> float:
         return self.alpha
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
-    """Go from `start` to `end` in a straight line until the given progress, then stay."""
-
+class _Ramp:
     start: float = 1.0
     end: float = 0.0
     until: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_shares("Linear", self.start, self.end)
-        _require_fraction("Linear(until=...)", self.until)
+        name = type(self).__name__
+        _require_unit(f"{name}(start=...)", self.start)
+        _require_unit(f"{name}(end=...)", self.end)
+        _require_fraction(f"{name}(until=...)", self.until)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(_Ramp):
+    """Go from `start` to `end` in a straight line until the given progress, then stay."""
 
     def __call__(self, progress: float, site: Site) -> float:
         return _between(self.start, self.end, progress / self.until)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(_Ramp):
     """Go from `start` to `end` along half a cosine until the given progress, then stay."""
-
-    start: float = 1.0
-    end: float = 0.0
-    until: float = 1.0
-
-    def __post_init__(self) -> None:
-        _require_shares("Cosine", self.start, self.end)
-        _require_fraction("Cosine(until=...)", self.until)
 
     def __call__(self, progress: float, site: Site) -> float:
         if progress >= self.until:
@@ -66,18 +77,19 @@ class Cosine:
 
 @dataclass(frozen=True, kw_only=True)
 class Piecewise:
-    """Join points (progress, alpha) by straight lines; two points at one place are a jump, and the second counts there."""
+    """Join points (progress, alpha) by straight lines; two points at the same progress are a jump to the second."""
 
     points: tuple[tuple[float, float], ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "points", tuple((float(x), float(y)) for x, y in self.points))
-        _require_shares("Piecewise", *(alpha for _, alpha in self.points))
-        places = [place for place, _ in self.points]
-        if not places or places != sorted(places) or places[0] < 0 or places[-1] > 1:
+        for _, alpha in self.points:
+            _require_unit("an alpha of Piecewise(points=...)", alpha)
+        times = [progress for progress, _ in self.points]
+        if not times or times != sorted(times) or times[0] < 0 or times[-1] > 1:
             raise PlanError(
-                "Piecewise needs points in the order of progress.",
-                f"The places given: {places}.",
+                "Piecewise(points=...) must be in the order of progress, from 0 to 1.",
+                f"The progress of its points is {times}.",
                 "give rising numbers in [0, 1], for example ((0.0, 1.0), (0.2, 0.0)).",
             )
 
@@ -125,7 +137,7 @@ class Staggered:
     """Let the sites run through a schedule one after the other.
 
     `order` is "front" (first site first), "back", or the sites' indices in the order in which they start. `overlap` is the
-    share of its window that a site has in common with the next one: 0 is strictly one by one, 1 is all at once.
+    fraction of its window that a site has in common with the next one: 0 is strictly one by one, 1 is all at once.
     """
 
     then: Schedule = field(default_factory=Linear)
@@ -134,13 +146,13 @@ class Staggered:
     until: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_shares("Staggered(overlap=...)", self.overlap)
+        _require_unit("Staggered(overlap=...)", self.overlap)
         _require_fraction("Staggered(until=...)", self.until)
         if not isinstance(self.order, str):
             object.__setattr__(self, "order", tuple(self.order))
-        if isinstance(self.order, str) and self.order not in ("front", "back"):
+        elif self.order not in ("front", "back"):
             raise PlanError(
-                f"Staggered(order={self.order!r}) was asked for.",
+                f"Staggered(order={self.order!r}) is not an order.",
                 "The named orders are 'front' and 'back'.",
                 "for any other order give the sites' indices, for example (2, 0, 1).",
             )
@@ -153,7 +165,7 @@ class Staggered:
 
     def _local(self, progress: float, site: Site) -> float:
         lag = 1.0 - self.overlap
-        windows = 1.0 + (site.count - 1) * lag  # the whole stretch, in windows
+        windows = 1.0 + (site.count - 1) * lag  # all sites together, in windows of one site
         local = progress / self.until * windows - self._turn(site) * lag
         if progress >= self.until:
             return 1.0
@@ -173,7 +185,7 @@ class Staggered:
 
 @dataclass(frozen=True, kw_only=True)
 class PerSite:
-    """Give sites schedules of their own, by pattern; the first pattern that matches wins."""
+    """Give each site its own schedule, by pattern; the first pattern that matches wins."""
 
     schedules: Mapping[str, Schedule]
     otherwise: Schedule = field(default_factory=aggr20)
@@ -197,8 +209,8 @@ def is_hold(schedule: Schedule, progress: float, site: Site) -> bool:
     return asks is not None and bool(asks(progress, site))
 
 
-def share(schedule: Schedule, progress: float, site: Site) -> float:
-    """Ask a schedule, a user's own too, for alpha and refuse what is not a share."""
+def alpha_at(schedule: Schedule, progress: float, site: Site) -> float:
+    """Return the alpha of a schedule, which may be a user's own, and refuse what is not a number from 0 to 1."""
     alpha = schedule(progress, site)
     try:
         value = float(alpha)
@@ -206,9 +218,9 @@ def share(schedule: Schedule, progress: float, site: Site) -> float:
         value = math.nan
     if not 0.0 <= value <= 1.0:
         raise PlanError(
-            f"the schedule was asked for alpha at site {site.name!r}, progress {progress:.4g}.",
-            f"It returned {alpha!r}.",
-            "alpha is the teacher's share: return a number from 0 to 1.",
+            f"a schedule must return a number from 0 to 1, got {alpha!r}.",
+            f"It is asked for site {site.name!r} at progress {progress:.4g}.",
+            "return alpha, the teacher's share: 1 is the teacher alone, 0 the student alone.",
         )
     return value
 
@@ -219,12 +231,11 @@ def _between(start: float, end: float, x: float) -> float:
     return min(max(start + (end - start) * x, min(start, end)), max(start, end))
 
 
-def _require_shares(what: str, *alphas: float) -> None:
-    for alpha in alphas:
-        if not 0.0 <= alpha <= 1.0:
-            raise PlanError(f"{what} was given {alpha}.", "A share lies between 0 and 1.", "give a number in [0, 1].")
+def _require_unit(what: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise PlanError(f"{what} must be from 0 to 1, got {value}.", "Both ends are allowed.", "give a number in [0, 1].")
 
 
 def _require_fraction(what: str, fraction: float) -> None:
     if not 0.0 < fraction <= 1.0:
-        raise PlanError(f"{what} was given {fraction}.", "It is a part of the run.", "give a number in (0, 1].")
+        raise PlanError(f"{what} must be a part of the run, got {fraction}.", "The run is 1.", "give a number in (0, 1].")

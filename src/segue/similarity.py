@@ -1,4 +1,4 @@
-"""How alike two outputs are: the one place where these formulas stand.
+"""How similar two outputs are: the one place with these formulas.
 
 Outputs are read as (batch, tokens, features). Four dimensions are read as a convolution's (batch, channels, height, width),
 two as one token per sample; in all other shapes the last dimension holds the features. Sums are taken in float32 at least.
@@ -98,8 +98,8 @@ def _rows(output: Tensor, mask: Tensor | None) -> Tensor:
 def _checked(mask: Tensor, tokens: Tensor) -> Tensor:
     if mask.shape != tokens.shape[:2]:
         raise PlanError(
-            f"a mask of shape {tuple(mask.shape)} was given.",
-            f"The outputs at this site hold (batch, tokens) = {tuple(tokens.shape[:2])}.",
+            f"the mask has shape {tuple(mask.shape)}.",
+            f"The outputs at this site have (batch, tokens) = {tuple(tokens.shape[:2])}.",
             "give one value per token, 1 where it counts and 0 where it is padding.",
         )
     return mask

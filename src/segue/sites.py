@@ -12,6 +12,8 @@ from torch import nn
 
 from segue.errors import SiteError, nearest
 
+__all__ = ["Pattern", "Selector", "Site", "Span", "is_seam", "name_matches", "select"]
+
 Pattern: TypeAlias = "str | type[nn.Module] | Callable[[str, nn.Module], bool] | Span"
 Selector: TypeAlias = "Pattern | Sequence[Pattern]"
 
@@ -27,10 +29,10 @@ class Span:
     [('layers.0', 'layers.1'), ('layers.2', 'layers.3')]
     """
 
-    layers: str  # the name of an nn.ModuleList or nn.Sequential, or the end of it if that is unique
+    layers: str  # the name of an nn.ModuleList or nn.Sequential, or the end of the name if it is unique
     every: int = 2
     first: int = 0
-    last: int | None = None  # the last layer that is meant, included
+    last: int | None = None  # the last layer of the last group, included
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class Site:
     name: str
     aliases: tuple[str, ...] = ()  # the other names of a shared module
     members: tuple[str, ...] = ()  # the modules it covers: one, or more for a span
-    depth: int = 0  # the first number in its name (`blocks.7.attn` is at 7), else its index
+    depth: int = 0  # the first number in its name (7 for `blocks.7.attn`), else its index
     index: int = 0  # its position among the chosen sites, in the order of the model
-    count: int = 1  # how many sites were chosen
+    count: int = 1  # the number of chosen sites
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,7 +84,9 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
     spans: dict[str, tuple[str, ...]] = {}  # their members, by the first of them
     patterns = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not patterns:
-        raise SiteError("an empty list of sites was given.", _size(model, named), "name at least one pattern.")
+        raise SiteError(
+            "the list of sites is empty.", f"{type(model).__name__} has {len(named)} modules.", "name at least one pattern."
+        )
     for pattern in patterns:
         if isinstance(pattern, Span):
             groups = _groups(pattern, model, named)
@@ -108,33 +112,37 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
 
 
 def _groups(span: Span, model: nn.Module, named: dict[str, nn.Module]) -> list[tuple[str, ...]]:
-    """Cut the layers that a span names into groups."""
+    """Divide the layers that a span selects into groups."""
     lists = {name: module for name, module in named.items() if isinstance(module, nn.ModuleList | nn.Sequential)}
     places = [name for name in lists if name == span.layers] or [name for name in lists if name.endswith(f".{span.layers}")]
     if len(places) != 1:
-        found = f"It fits {len(places)} lists of layers: {', '.join(places)}." if places else nearest(span.layers, list(lists))
-        raise SiteError(f"{span} was to be found in {type(model).__name__}.", found, "name one list. Nothing was changed.")
+        found = f"They are {', '.join(places)}." if places else nearest(span.layers, list(lists))
+        raise SiteError(
+            f"{span} matches {len(places)} lists of layers in {type(model).__name__}.",
+            found,
+            "name one list. Nothing was changed.",
+        )
     layers = list(lists[places[0]]._modules.items())  # named_children() would hide the second name of a shared layer
     last = len(layers) - 1 if span.last is None else span.last
     meant = layers[span.first : last + 1]
     if isinstance(span.every, bool) or span.every < 2 or not 0 <= span.first <= last < len(layers) or len(meant) % span.every:
         raise SiteError(
-            f"{span} was to group layers of {places[0]!r}.",
-            f"It has {len(layers)}, of which {len(meant)} are meant: not a number of whole groups of at least 2.",
-            "choose first, last (included) and every so that groups come out even. Nothing was changed.",
+            f"{span} does not divide the layers of {places[0]!r} into groups of at least 2.",
+            f"The list has {len(layers)} layers, of which it selects {len(meant)}.",
+            "choose first, last (included) and every so that all groups have the same size. Nothing was changed.",
         )
     if len({id(layer) for _, layer in meant}) < len(meant):
         raise SiteError(
-            f"{span} was to group layers of {places[0]!r}.",
-            "Some of them are one module under several names.",
-            "a shared layer can only be replaced as a whole: name it by a glob. Nothing was changed.",
+            f"{span} selects a shared layer of {places[0]!r}.",
+            "One module has several names there.",
+            "a shared layer is one site and cannot be grouped: name it by a glob. Nothing was changed.",
         )
     names = [f"{places[0]}.{name}" for name, _ in meant]
     return [tuple(names[i : i + span.every]) for i in range(0, len(names), span.every)]
 
 
 def is_seam(module: nn.Module) -> bool:
-    """Tell a seam from other modules without importing it (arrows point one way)."""
+    """Tell a seam from other modules without importing its class: the core imports this module."""
     return getattr(type(module), "is_segue_seam", False) is True
 
 
@@ -149,7 +157,7 @@ def _matcher(pattern: Pattern) -> Callable[[str, nn.Module], bool]:
             expression = re.compile(pattern[3:])
         except re.error as error:
             raise SiteError(
-                f"{pattern!r} is not a regular expression.", f"Python says: {error}.", "mend the expression after 're:'."
+                f"{pattern!r} is not a regular expression.", f"Python says: {error}.", "correct the expression after 're:'."
             ) from None
         return lambda name, _: expression.fullmatch(name) is not None
     if isinstance(pattern, str):
@@ -176,8 +184,8 @@ def _alternatives(pattern: str) -> Iterator[str]:
         if brace is None:
             if "{" in glob or "}" in glob:
                 raise SiteError(
-                    f"pattern {pattern!r} has a brace without its partner.",
-                    f"What was left to read: {glob!r}.",
+                    f"pattern {pattern!r} has an unmatched brace.",
+                    f"It is in {glob!r}.",
                     "write {0,2} for alternatives and {4..11} for a range.",
                 )
             yield glob
@@ -191,7 +199,7 @@ def _alternatives(pattern: str) -> Iterator[str]:
         if made > MOST_ALTERNATIVES:
             raise SiteError(
                 f"pattern {pattern!r} stands for more than {MOST_ALTERNATIVES} names.",
-                "No model has that many places.",
+                "No model has that many modules.",
                 "use '*' instead of a wide range.",
             )
         pending += [glob[: brace.start()] + option.strip() + glob[brace.end() :] for option in reversed(options)]
@@ -210,20 +218,16 @@ def _depth(name: str, index: int) -> int:
     return index if number is None else int(number)
 
 
-def _size(model: nn.Module, named: dict[str, nn.Module]) -> str:
-    return f"{type(model).__name__} has {len(named)} modules."
-
-
 def _nothing_matched(pattern: Pattern, model: nn.Module, named: dict[str, nn.Module]) -> SiteError:
     if isinstance(pattern, str):
-        asked, near = f"pattern {pattern!r}", nearest(pattern, list(named))
+        what, near = f"pattern {pattern!r}", nearest(pattern.strip("*."), list(named))
     elif isinstance(pattern, type):
         kinds = sorted({type(module).__name__ for module in named.values()})
-        asked, near = f"type {pattern.__name__}", nearest(pattern.__name__, kinds).replace("names", "types")
+        what, near = f"type {pattern.__name__}", nearest(pattern.__name__, kinds).replace("names", "types")
     else:
-        asked, near = f"selector {pattern!r}", f"The first names: {', '.join(list(named)[:3])}."
+        what, near = f"selector {pattern!r}", f"The first names: {', '.join(list(named)[:3])}."
     return SiteError(
-        f"{asked} matched 0 of {len(named)} modules of {type(model).__name__}.",
+        f"{what} matched 0 of {len(named)} modules of {type(model).__name__}.",
         near,
         "'*' stands for one name segment, '**' for any number. Nothing was changed.",
     )
@@ -236,7 +240,7 @@ def _refuse_seams(found: list[list[str]], model: nn.Module) -> None:
             seam = next((seam for seam in seams if name == seam or name.startswith(f"{seam}.")), None)
             if seam is not None:
                 raise SiteError(
-                    f"{name!r} lies at or inside a seam.",
+                    f"{name!r} is at or inside a seam.",
                     f"A handover is already running at {seam!r}.",
                     "finish it with finalize_() or undo it with cancel_() first. Nothing was changed.",
                 )
@@ -250,7 +254,7 @@ def _refuse_nesting(found: list[list[str]]) -> None:
             outer = ".".join(parts[:cut])
             if outer in owner:
                 raise SiteError(
-                    f"{name!r} and {outer!r} were both selected, and one lies inside the other.",
-                    f"{len(found)} modules matched in all.",
+                    f"{name!r} and {outer!r} are both selected, and one is inside the other.",
+                    f"{len(found)} modules match in all.",
                     "narrow the pattern so that each part of the model is replaced once. Nothing was changed.",
                 )

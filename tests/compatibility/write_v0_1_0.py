@@ -5,6 +5,7 @@ Runs with the code of commit bf6578f only, and is kept as the record of what it 
 It writes the same bytes again: clocks count calls, so times and speeds in the files mean nothing; memory and dates are
 replaced by fixed ones, paths by names in braces.
 """
+# ruff: noqa: I001  the rooms that these imports name are gone
 
 from __future__ import annotations
 

@@ -196,8 +196,8 @@ def test_reentrant_checkpointing_with_guidance_is_refused(guidance):
     with pytest.raises(HandoverError) as caught:
         run(Reentrant, guidance=guidance)
     assert str(caught.value).splitlines() == [
-        "aux_loss() was asked for the guidance of the last forward.",
-        "  That forward ran without gradients at 'blocks.0.attn', as reentrant activation checkpointing does.",
+        "guidance has no gradient at site 'blocks.0.attn'.",
+        "  The last forward ran without gradients there, as reentrant activation checkpointing does.",
         "  Hint: use checkpoint(..., use_reentrant=False), or call the model outside torch.no_grad().",
     ]
 

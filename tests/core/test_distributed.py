@@ -7,12 +7,14 @@ import torch
 
 import segue
 from tests.core import workers
+from tests.helpers.processes import Ranks
 from tests.helpers.tiny import same_state
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return workers.spawn(tmp_path_factory.mktemp("ranks"))
+    folder = tmp_path_factory.mktemp("ranks")
+    return Ranks(workers.jobs(folder), folder)
 
 
 @pytest.fixture(scope="module")
@@ -20,17 +22,9 @@ def single(tmp_path_factory):
     return workers.train("one", tmp_path_factory.mktemp("one"))
 
 
-def of_job(ranks, job):
-    results = [found[job] for found in ranks]
-    for result in results:
-        if isinstance(result, str):
-            pytest.fail(result)
-    return results
-
-
 @pytest.mark.parametrize("engine", workers.ENGINES)
 def test_losses_and_weights_are_those_of_one_process(engine, ranks, single):
-    first, second = of_job(ranks, f"train {engine}")
+    first, second = ranks[f"train {engine}"]
     for plan, wanted in single.items():
         assert first[plan]["losses"] == second[plan]["losses"] == pytest.approx(wanted["losses"], rel=1e-5), plan
         assert same_state(first[plan]["weights"], second[plan]["weights"]), plan
@@ -48,7 +42,7 @@ def test_the_coins_of_those_runs_fall_all_on_the_teacher_all_on_the_student_and_
 def test_takeover_frees_the_teachers_and_training_goes_on(engine, shards, ranks, tmp_path):
     single = workers.release("one", tmp_path)
     assert [held > 0 for held in single["bytes"]] == [True, True, True, True, False, False]
-    for found in of_job(ranks, f"release {engine}"):
+    for found in ranks[f"release {engine}"]:
         assert found["losses"] == pytest.approx(single["losses"], rel=1e-5)
         assert found["bytes"] == [held // shards for held in single["bytes"]]
         assert found["yours"] == (single["yours"] if engine == "ddp" else None)
@@ -57,7 +51,7 @@ def test_takeover_frees_the_teachers_and_training_goes_on(engine, shards, ranks,
 
 @pytest.mark.parametrize("engine", workers.ENGINES)
 def test_a_run_resumes_under_its_engine_and_in_one_process(engine, ranks):
-    first, second = of_job(ranks, f"resume {engine}")
+    first, second = ranks[f"resume {engine}"]
     for found in (first, second):
         assert found["resumed"] == found["losses"]
         assert same_state(found["resumed weights"], found["weights"])
@@ -71,7 +65,7 @@ def test_a_run_resumes_under_its_engine_and_in_one_process(engine, ranks):
 
 @pytest.mark.parametrize("engine", workers.ENGINES)
 def test_a_wrapped_model_is_verified_and_measured(engine, ranks):
-    for found in of_job(ranks, f"verify {engine}"):
+    for found in ranks[f"verify {engine}"]:
         assert found["passed"]
         assert all(-1 <= cosine <= 1 for cosine in found["cosines"])
         assert found["losses"] == found["undisturbed"]

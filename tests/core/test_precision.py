@@ -169,7 +169,7 @@ def test_autocast_trains_float32_students_on_blends_made_in_float32(dtype, gate)
         hook.remove()
     assert loss.dtype == torch.float32
     assert {output.dtype for output in seen.values()} == {dtype}
-    weight = torch.tensor(seam.weight_now)
+    weight = torch.tensor(seam.state.weight)
     expected = torch.lerp(seen["teacher"].float(), seen["student"].float(), weight).to(dtype)
     assert same_bits(seen["seam"], expected)
     assert all(p.grad.dtype == torch.float32 for p in handover.parameters())

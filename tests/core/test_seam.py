@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from segue.core.blending import mix
-from segue.core.seam import Seam, View
+from segue.core.seam import Mode, Seam, SeamState, View, Watch, mode_of
 from segue.errors import HandoverError, StudentError
 from segue.sites import Site
-from tests.helpers.tiny import same_bits
 
 Pair = namedtuple("Pair", "first second")
 INF, NAN = float("inf"), float("nan")
@@ -55,36 +53,61 @@ def seam(teacher: nn.Module, student: nn.Module, weight: float = 0.25, **setting
     return made
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_endpoints_are_bit_for_bit_whatever_the_other_side_holds(dtype, as_tensor):
-    values = torch.tensor([-0.0, 0.0, 1e-8, -3.3, INF, NAN, 60000.0]).to(dtype)
-    poison = torch.tensor([INF, NAN, -INF, 7.0, 1.0, -0.0, NAN]).to(dtype)
-    for w, expected in ((0.0, values), (1.0, poison)):
-        weight = torch.tensor(w) if as_tensor else w
-        assert same_bits(mix(values, poison, weight), expected)
-        assert same_bits(mix(values, poison.clone().requires_grad_(), weight), expected)
+FORWARDS = [(learning, compared) for learning in (True, False) for compared in (True, False)]
 
 
-def test_the_blend_is_alpha_teacher_plus_rest_student():
-    t, s = torch.randn(50, dtype=torch.float64), torch.randn(50, dtype=torch.float64)
-    for w in (0.1, 0.5, 0.93):
-        torch.testing.assert_close(mix(t, s, w), (1 - w) * t + w * s, rtol=1e-14, atol=1e-14)
+@pytest.mark.parametrize(
+    ("state", "weight", "expected"),  # expected: learning and compared, learning, compared, neither
+    [
+        ({}, 0.3, "blend blend blend blend"),
+        ({}, None, "blend blend blend blend"),
+        ({}, 0.0, "skip blend skip blend"),
+        ({}, 1.0, "student blend student blend"),
+        ({"watch": Watch.PAIR}, 0.0, "blend blend skip blend"),
+        ({"watch": Watch.PAIR}, 1.0, "blend blend student blend"),
+        ({"watch": Watch.STUDENT}, 0.0, "blend blend skip blend"),
+        ({"watch": Watch.STUDENT}, 1.0, "student blend student blend"),
+        ({"watch": Watch.PAIR, "measuring": True}, 1.0, "blend blend blend blend"),
+        ({"hold": True}, 0.0, "skip hold skip skip"),
+        ({"hold": True}, None, "skip hold skip skip"),
+        ({"hold": True, "watch": Watch.PAIR}, 0.0, "hold hold skip skip"),
+        ({"view": View.TEACHER, "hold": True, "watch": Watch.PAIR}, 1.0, "teacher teacher teacher teacher"),
+        ({"view": View.STUDENT, "hold": True}, 0.0, "student student student student"),
+        ({"view": View.STUDENT, "watch": Watch.PAIR, "measuring": True}, 0.0, "compare compare compare compare"),
+        ({"view": View.STUDENT, "watch": Watch.STUDENT}, 0.3, "student student student student"),
+    ],
+)
+def test_the_mode_follows_from_state_and_weight(state, weight, expected):
+    found = [mode_of(SeamState(**state), weight, learning=learning, compared=compared) for learning, compared in FORWARDS]
+    assert [mode.value.removesuffix(" student") for mode, _ in found] == expected.split()
+    for (mode, watch), (learning, _) in zip(found, FORWARDS, strict=True):
+        records = mode is not Mode.TEACHER and (learning or state.get("measuring", False))
+        assert watch is (state.get("watch", Watch.NOTHING) if records else Watch.NOTHING)
 
 
-def test_half_precision_is_blended_in_float32():
-    t, s = torch.randn(1000).bfloat16(), torch.randn(1000).bfloat16()
-    expected = torch.lerp(t.float(), s.float(), 0.903).bfloat16()
-    assert same_bits(mix(t, s, 0.903), expected)
-    assert same_bits(mix(t, s, torch.tensor(0.903)), expected)
+def test_compiled_code_has_the_same_modes_while_the_weight_moves():
+    here = seam(Returns(5.0), Returns(3.0), weight=0.0)
+    here.configure(compared=True)
+    in_graph, eager = [], []
+    for weight in (0.0, 0.3, 1.0):
+        here.set_weight(weight, weight)
+        in_graph.append(here.modes_in_graph)
+        eager.append(here.modes[True, True][0])
+    assert in_graph[0] == in_graph[1] == in_graph[2]
+    assert eager == [Mode.SKIP_STUDENT, Mode.BLEND, Mode.STUDENT]
+    here.configure(closed_in_graph=True)
+    assert here.modes_in_graph != in_graph[0]
 
 
-def test_what_is_not_floating_is_chosen_not_blended():
-    t, s = torch.tensor([1, 2]), torch.tensor([3, 4])
-    assert mix(t, s, 0.0).tolist() == [1, 2]
-    assert mix(t, s, 0.5).tolist() == [3, 4]
-    assert mix(t, s, torch.tensor(0.0)).tolist() == [1, 2]
-    assert mix(t, s, torch.tensor(0.5)).tolist() == [3, 4]
+def test_only_a_new_weight_writes_to_the_buffers():
+    here = seam(Returns(5.0), Returns(3.0), weight=0.5)
+    before = here.student_weight._version
+    here.configure(view=View.STUDENT, watch=Watch.PAIR, hold=True)
+    assert here.student_weight._version == before
+    here.set_weight(0.6, 0.6)
+    assert here.student_weight._version > before
+    with pytest.raises(TypeError):
+        here.configure(views=View.STUDENT)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +174,7 @@ def test_no_gradient_passes_the_teacher_unless_asked():
 def test_at_weight_zero_the_student_has_a_zero_gradient():
     for skips in (False, True):
         here = seam(Returns(5.0), Returns(NAN), weight=0.0)
-        here.may_skip = skips
+        here.configure(compared=skips)
         output = here(torch.ones(2))
         assert output.tolist() == [5.0, 5.0]
         output.sum().backward()
@@ -168,7 +191,7 @@ def test_one_side_is_left_out_only_after_both_were_compared():
     here(torch.ones(2))
     here(torch.ones(2))
     assert calls == ["student"] * 2
-    here.may_skip = True
+    here.configure(compared=True)
     here(torch.ones(2))
     assert calls == ["student"] * 2
 
@@ -176,7 +199,7 @@ def test_one_side_is_left_out_only_after_both_were_compared():
 def test_the_views_show_one_side_and_compute_no_other():
     for view, alone in ((View.TEACHER, 5.0), (View.STUDENT, 3.0)):
         here = seam(Returns(5.0), Returns(3.0))
-        here.view = view
+        here.configure(view=view)
         other = here.student if view is View.TEACHER else here.teacher
         other.register_forward_pre_hook(lambda *_: pytest.fail("the other side was computed"))
         assert here(torch.ones(1)).item() == alone
@@ -202,7 +225,7 @@ def test_plain_settings_are_answered_weights_are_withheld():
     here = seam(nn.MultiheadAttention(4, 2, batch_first=False), nn.MultiheadAttention(4, 2, batch_first=True))
     assert here.num_heads == 2
     assert here.batch_first is True
-    with pytest.raises(HandoverError, match=r"the weights 'here.out_proj.weight' were used from outside"):
+    with pytest.raises(HandoverError, match=r"uses the weights 'here.out_proj.weight' inside it"):
         torch.nn.functional.linear(torch.ones(4), here.out_proj.weight)
     for missing in ("nothing", "merge_masks", "_reset_parameters"):
         with pytest.raises(AttributeError):

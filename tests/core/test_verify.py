@@ -3,9 +3,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import segue
-from segue.errors import VerificationError
+from segue.errors import HandoverError, VerificationError
 from tests.helpers.tiny import SITES, Net, batch, constant, optimizer_for, same_state, start, train
 
 
@@ -135,3 +136,44 @@ def test_verification_works_in_the_middle_of_a_step():
     handover.verify(x)
     assert handover.aux_loss().item() > 0
     handover.step()
+
+
+def test_an_optimizer_built_before_the_surgery_is_noticed():
+    model = Net().train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    handover = segue.replace_(model, segue.Plan(sites=SITES), total_steps=10)
+    F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    optimizer.step()
+    with pytest.raises(HandoverError) as error:
+        handover.step()
+    assert str(error.value) == (
+        "the optimizer does not hold the students.\n"
+        "  It holds other parameters of this model: it was built before replace_.\n"
+        "  Hint: build it after replace_: torch.optim.AdamW(handover.parameters(), ...)."
+    )
+
+
+def test_an_optimizer_of_another_model_and_two_optimizers_are_fine():
+    handover = start(segue.Plan(sites=SITES, train="all"))
+    students = torch.optim.SGD([p for seam in handover.seams.values() for p in seam.student.parameters()], lr=0.1)
+    others = [torch.optim.SGD(handover.model.head.parameters(), lr=0.1), torch.optim.SGD(Net().parameters(), lr=0.1)]
+    for _ in range(3):
+        F.cross_entropy(handover.model(batch()[0]), batch()[1]).backward()
+        for optimizer in (students, *others):
+            optimizer.step()
+            optimizer.zero_grad()
+        handover.step()
+
+
+def test_a_forgotten_step_is_noticed():
+    handover = start()
+    optimizer = optimizer_for(handover)
+    with pytest.raises(HandoverError) as error:
+        for _ in range(20):
+            F.cross_entropy(handover.model(batch()[0]), batch()[1]).backward()
+            optimizer.step()
+    assert str(error.value) == (
+        "the optimizer has stepped 9 times without a handover.step().\n"
+        "  Alpha stands still: the handover is at step 0.\n"
+        "  Hint: call handover.step() after every optimizer.step()."
+    )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import gc
 import time
-import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 import segue
 from tests.helpers.tiny import SITES, Net, batch
 from tests.students.attention import tiny_attention  # noqa: F401  registers the attention of tiny.Net
-from tests.training.fit_cases import Fresh
 
 WORLD = 2
 TOTAL = 20  # aggr20 takes over at step 4
@@ -32,27 +30,12 @@ STEPS = 7
 ENGINES = ("ddp", "fsdp2")
 
 
-def spawn(folder: Path) -> list[dict[str, Any]]:
-    """Run every job in one pair of gloo processes and return what each job returned, or how it failed, on each rank."""
-    pair = [Fresh(_enter, rank, str(folder), words=folder / f"words{rank}") for rank in range(WORLD)]
-    for process in pair:
-        process.succeed()
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
-
-
-def _enter(rank: int, folder: str) -> None:
-    timeout = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timeout)
-    results: dict[str, Any] = {}
+def jobs(folder: Path) -> dict[str, Callable[[], Any]]:
+    """Return every job under every engine, by name."""
+    found = {}
     for engine in ENGINES:
-        for job in (train, release, resume, verify):
-            try:
-                result = job(engine, Path(folder))
-            except Exception:
-                result = traceback.format_exc()
-            results[f"{job.__name__} {engine}"] = result
-    torch.save(results, Path(folder) / f"rank{rank}.pt")
-    dist.destroy_process_group()
+        found |= {f"{job.__name__} {engine}": partial(job, engine, folder) for job in (train, release, resume, verify)}
+    return found
 
 
 def rank() -> int:

@@ -19,7 +19,7 @@ from segue.gates import Bernoulli, GumbelSoftmax
 from segue.lab.small_vit import VisionTransformer
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.schedules import Constant, Linear
-from segue.training.evaluation import Classification
+from segue.training.tasks import Classification
 from tests.helpers import models
 from tests.helpers.tiny import SITES, Net, same_state
 from tests.training.fit_cases import CountedBatches
@@ -317,7 +317,7 @@ def test_the_model_stays_as_it_is(original):
 
 
 def test_a_run_without_steps_is_refused(original):
-    with pytest.raises(PlanError, match="total_steps=0 was asked for"):
+    with pytest.raises(PlanError, match="total_steps must be a positive integer, got 0"):
         cost(original, METHODS.dcr(sites=SITES), IMAGES, total_steps=0)
 
 
@@ -334,7 +334,7 @@ def test_a_site_whose_operator_has_no_formula_is_not_silently_free():
         cost(Recurrent(), METHODS.dcr(sites="lstm"), X, total_steps=2)
     words = [str(warning.message) for warning in said]
     assert any("rnn" in word and "which have no formula" in word for word in words)
-    assert any("0 operations were counted at 1 of 1 sites ('lstm' first)" in word for word in words)
+    assert any("0 operations are counted at 1 of 1 sites ('lstm' first)" in word for word in words)
 
 
 def test_a_model_of_which_nothing_is_counted_can_still_be_shown():
@@ -348,7 +348,7 @@ def test_a_model_of_which_nothing_is_counted_can_still_be_shown():
 
     with pytest.warns(SegueWarning) as said:
         found = cost(Whole(), METHODS.dcr(sites="lstm"), X, total_steps=2)
-    assert any("0 operations were counted" in str(warning.message) for warning in said)
+    assert any("0 operations are counted" in str(warning.message) for warning in said)
     assert math.isnan(found.to_student_only)
     assert math.isnan(found.to_distillation)
     assert "nan" in str(found)

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import segue
 from segue.diagnostics.counting import PeakBytes, StepCosts, flops, module_flops, saved_bytes
 from segue.errors import SegueWarning
-from segue.training.evaluation import Classification
 from segue.training.recipe import Recipe
+from segue.training.tasks import Classification
 from tests.helpers.tiny import SITES, Net
 from tests.training.fit_cases import CountedBatches
 

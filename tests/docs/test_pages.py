@@ -127,29 +127,6 @@ def test_the_front_page_opens_with_the_two_commands():
     assert front.index("make demo") < front.index("make test") < front.index("segue.Plan(")
 
 
-def test_rooms_import_from_their_own_line_or_above():
-    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-    lines = next(match[2] for match in FENCE.finditer(page) if match[2].startswith("errors")).splitlines()
-    level = {room: i for i, line in enumerate(lines) for room in line.split()}
-    rooms = {path: path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
-    doors = {"__init__", "__main__"}
-    assert set(level) == set(rooms.values()) - doors
-    for path, room in rooms.items():
-        for imported in imported_rooms(path) if room not in doors else ():
-            assert level[imported] <= level[room], f"{room} imports {imported}"
-
-
-def imported_rooms(path: Path) -> set[str]:
-    """Return the rooms that a file imports when it is loaded; what only the type checker reads does not count."""
-    found: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module == "segue":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("segue."):
-            found.add(str(node.module).split(".")[1])
-    return found
-
-
 def test_every_error_in_troubleshooting_is_one_of_ours():
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").partition("## Errors that are not ours")[0]
     texts = re.findall(r"^\| `(.+?)` \|", page, re.MULTILINE)

@@ -87,7 +87,7 @@ def train(case: str, folder: Path | str, resume: str | None = None) -> dict[str,
     return module.state_dict()
 
 
-def go_on(folder: str) -> None:
+def resume_all(folder: str) -> None:
     """Continue every case from every checkpoint; what a process of its own does."""
     ends = {}
     for case in CASES:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from segue.integrations.transformers import HandoverCallback  # before PEFT: it lets torchvision import
 
 # isort: split
-import os
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ def train(case: str, folder: Path | str, resume: str | None = None) -> dict[str,
     return trainer.model.state_dict()
 
 
-def go_on(folder: str) -> None:
+def resume_all(folder: str) -> None:
     """Continue every case from the middle of its blend and from behind its takeover; what a process of its own does."""
     ends = {}
     for case in CASES:
@@ -135,12 +134,9 @@ def go_on(folder: str) -> None:
     torch.save(ends, Path(folder) / "ends.pt")
 
 
-def train_as_rank(rank: int, port: int, folder: str) -> None:
+def train_as_rank(folder: Path) -> dict[str, Tensor]:
     """Train as one of two processes."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    torch.save(train_alone(f"{folder}/{rank}", ddp_backend="gloo"), f"{folder}/rank{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return train_alone(folder / str(torch.distributed.get_rank()), ddp_backend="gloo")
 
 
 def train_alone(folder: Path | str, **changes: Any) -> dict[str, Tensor]:

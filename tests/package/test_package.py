@@ -31,7 +31,13 @@ def test_the_core_needs_torch_and_safetensors_only(wheel):
         metadata = email.message_from_string(
             archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
         )
-        for shipped in ("py.typed", "lab/report/page.html", "lab/report/page.css", "lab/report/page.js", "lab/report/chart.js"):
+        for shipped in (
+            "py.typed",
+            "lab/report/page.html",
+            "lab/report/page.js",
+            "reporting/shell.html",
+            "reporting/shell.css",
+        ):
             assert f"segue/{shipped}" in archive.namelist()
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert sorted(line.split(">")[0] for line in needed) == ["safetensors", "torch"]
@@ -84,3 +90,8 @@ def test_no_path_or_host_of_one_machine_is_in_the_repository():
         if (ROOT / name).suffix in (".py", ".md", ".toml", ".yml", ".txt", ".json"):
             text = (ROOT / name).read_text(encoding="utf-8")
             assert not any(place in text for place in places), name
+
+
+def test_dir_lists_the_public_names_and_nothing_else():
+    code = "import segue, segue.cli.main, segue.core.seam; assert dir(segue) == sorted(segue.__all__), dir(segue)"
+    subprocess.run([sys.executable, "-c", code], check=True)

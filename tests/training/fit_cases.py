@@ -1,30 +1,24 @@
-"""Trainings for the tests of fit(), and processes to run, stop, kill and resume them in."""
+"""Trainings for the tests of fit(): run, stopped, killed and resumed."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import signal
-import traceback
 from collections.abc import Callable
-from multiprocessing import forkserver
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import accelerate  # noqa: F401 - loaded before the processes of the tests are forked
 import torch
-import torch._dynamo  # an optimizer's first step loads it
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import segue
 from segue.checkpoint import folders as checkpoint_files
 from segue.core.tensor_files import fingerprint
-from segue.training.evaluation import Classification
 from segue.training.fit import Fit
+from segue.training.tasks import Classification
 from tests.helpers.tiny import SITES, Net, batch, same_state
 
 TOTAL = 9
@@ -74,6 +68,19 @@ def _case(
     }
 
 
+def fit(model: Any = None, plan: Any = None, batches: Any = None, loss: Any = None, **settings: Any) -> Fit:
+    """Call segue.fit with small defaults."""
+    recipe = settings.pop("recipe", None) or segue.Recipe(steps=settings.pop("steps", 6), lr=1e-2)
+    return segue.fit(
+        Net() if model is None else model,
+        plan,
+        CountedBatches() if batches is None else batches,
+        loss or Classification(),
+        recipe=recipe,
+        **{"progress": None, **settings},
+    )
+
+
 LONG = segue.schedules.Linear(until=0.8)  # the handover lasts longer than any stop
 CASES: dict[str, dict[str, Any]] = {
     "dcr_dfg": _case(METHODS.dcr_dfg(sites=SITES, schedule=LONG), dropout=0.2),
@@ -108,9 +115,9 @@ class Stop(Classification):
 
 
 def train(name: str, folder: Path | str, *, loss: Classification | None = None, **more: Any) -> Fit:
-    """Train a case, or go on with it, and write down the fingerprint of the whole model."""
+    """Train a case, or resume it, and write the fingerprint of the model."""
     case = CASES[name]
-    settings = {"looks": (2, 5, 6), "checkpoint_every": 3, "resume": True, "progress": None, **more}
+    settings = {"evaluations": (2, 5, 6), "checkpoint_every": 3, "resume": True, "progress": None, **more}
     fitted = segue.fit(
         Net(dropout=case["dropout"]),
         case["plan"],
@@ -134,7 +141,7 @@ def train_all(places: dict[str, str]) -> None:
 
 
 def train_and_die_writing(name: str, folder: str, number: int) -> None:
-    """Train a case until the so-and-so-many-th move of writing checkpoints, and die there by kill -9."""
+    """Train a case until a certain file operation of writing checkpoints, and die there by kill -9."""
     left = itertools.count(number, -1)
 
     def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,76 +159,23 @@ def train_and_die_writing(name: str, folder: str, number: int) -> None:
     train(name, folder)
 
 
-def points(folder: Path | str) -> list[dict[str, Any]]:
-    """Return what the looks saw, but for the time it took."""
+def metrics(folder: Path | str) -> list[dict[str, Any]]:
+    """Return the logged metrics of every evaluation, except times."""
     lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
 
 
 def left_behind(folder: Path | str) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return all that a finished training wrote but times: points, the last checkpoint's state and its tensors."""
+    """Return all that a finished training wrote except times: metrics, the last checkpoint's state and its tensors."""
     _, state, tensors = checkpoint_files.read(Path(folder) / "checkpoints")
     rest = [pair for pair in state["lr_scheduler"]["dict"] if pair[0] != "seconds"]
     assert len(rest) == len(state["lr_scheduler"]["dict"]) - 1
     model = (Path(folder) / "model.txt").read_text()
-    return (points(folder), {**state, "lr_scheduler": rest}, model), tensors
+    return (metrics(folder), {**state, "lr_scheduler": rest}, model), tensors
 
 
 def assert_alike(folder: Path | str, other: Path | str) -> None:
-    """Compare two finished trainings bit for bit: weights, optimizer, random states, points."""
+    """Compare two finished trainings bit for bit: weights, optimizer, random states, metrics."""
     (text, tensors), (other_text, other_tensors) = left_behind(folder), left_behind(other)
     assert text == other_text
     assert same_state(dict(sorted(tensors.items())), dict(sorted(other_tensors.items())))
-
-
-def context() -> Any:
-    """Return the start method of such processes, with their common origin running."""
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload([__name__])
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), before]))  # to find it
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-    return made
-
-
-class Fresh:
-    """A process forked from one that has loaded everything and computed nothing, so that it begins at once."""
-
-    def __init__(self, target: Callable[..., None], *args: Any, words: Path) -> None:
-        self.words = words
-        self.process: BaseProcess = context().Process(target=_enter, args=(target, args, str(words)))
-        self.process.start()
-
-    @property
-    def pid(self) -> int:
-        assert self.process.pid is not None
-        return self.process.pid
-
-    def end(self) -> int:
-        """Wait for the process and return its exit code, negative for the signal that killed it."""
-        self.process.join(timeout=600)  # only for what hangs
-        if self.process.exitcode is None:
-            self.process.kill()
-            raise AssertionError(f"the process did not end: {self.said}")
-        return self.process.exitcode
-
-    @property
-    def said(self) -> str:
-        return self.words.read_text() if self.words.exists() else ""
-
-    def succeed(self) -> None:
-        assert self.end() == 0, self.said
-
-
-def _enter(target: Callable[..., None], args: tuple[Any, ...], words: str) -> None:
-    torch.set_num_threads(1)
-    try:
-        target(*args)
-    except BaseException:
-        Path(words).write_text(traceback.format_exc())
-        raise

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import os
 import signal
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ from segue.checkpoint.state import saved_step
 from segue.core.tensor_files import full
 from segue.errors import SegueError
 from segue.lab.run import run
-from segue.training.evaluation import Classification
+from segue.training.tasks import Classification
 from tests.helpers import tiny_runs
 from tests.helpers.tiny import SITES, Net, batch
-from tests.training.fit_cases import CountedBatches, Fresh
+from tests.training.fit_cases import CountedBatches
 
 WORLD = 2
 ENGINES = ("ddp", "fsdp2")
@@ -77,7 +76,7 @@ def fit(
     engine: str, plan: segue.Plan | None, *, loss: Any = None, batches: Any = None, dropout: float = 0.0, **more: Any
 ) -> Any:
     recipe = {name: more.pop(name) for name in ("accumulate", "on_nan", "steps") if name in more}
-    settings = {"looks": (1, 4), "validation": VALIDATION, "progress": None, "checkpoint_every": 3, **more}
+    settings = {"evaluations": (1, 4), "validation": VALIDATION, "progress": None, "checkpoint_every": 3, **more}
     return segue.fit(
         Net(depth=DEPTH, dropout=dropout),
         plan,
@@ -92,8 +91,8 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: full(tensor).detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def without_times(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in point.items() if name != "seconds"} for point in points]
+def without_times(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in metrics.items() if name != "seconds"} for metrics in history]
 
 
 def train(engine: str, folder: Path) -> dict[str, Any]:
@@ -106,11 +105,11 @@ def train(engine: str, folder: Path) -> dict[str, Any]:
             loss = Watched()
             fitted = fit(engine, plan, loss=loss, accumulate=accumulate)
             found[f"{name}, {accumulate} batches a step"] = {
-                "points": without_times(fitted.points),
+                "points": without_times(fitted.history),
                 "weights": weights(fitted.model),
                 "networks": sorted(set(loss.networks)),
                 "rows": loss.rows[:3],
-                "sharded": loss.sharded[2 * accumulate],  # in a step that follows no look
+                "sharded": loss.sharded[2 * accumulate],  # in a step that follows no evaluation
             }
     return found
 
@@ -136,8 +135,8 @@ def resume(engine: str, folder: Path) -> dict[str, Any]:
         torch.manual_seed(99)
         again = fit(engine, PLANS[name], dropout=0.2, folder=place / "run", resume=True, steps=STEPS)
         found[name] = {
-            "points": without_times(undisturbed.points),
-            "resumed points": without_times(again.points),
+            "points": without_times(undisturbed.history),
+            "resumed points": without_times(again.history),
             "weights": weights(undisturbed.model),
             "resumed": weights(again.model),
         }
@@ -177,7 +176,7 @@ def go_on(engine: str, folder: Path) -> dict[str, Any]:
     found = {}
     for name in ("dcr_dfg", "no plan"):
         place = folder / f"left by one for {engine}, {name}"
-        found[name] = without_times(fit(engine, PLANS[name], folder=place, steps=STEPS, resume=True).points)
+        found[name] = without_times(fit(engine, PLANS[name], folder=place, steps=STEPS, resume=True).history)
     return found
 
 
@@ -223,8 +222,8 @@ class NanOnOne(Classification):
 def own_batches(engine: str, folder: Path) -> dict[str, Any]:
     """Each process reads batches of its own, as with a DistributedSampler."""
     halves = [tuple(part[2 * dist.get_rank() :][:2] for part in batch(i, size=4)) for i in range(6)]
-    fitted = fit(engine, PLANS["dcr_dfg"], batches=halves, split=False)
-    return {"points": without_times(fitted.points)}
+    fitted = fit(engine, PLANS["dcr_dfg"], batches=halves, split_batches=False)
+    return {"points": without_times(fitted.history)}
 
 
 def lab(engine: str, folder: Path) -> dict[str, Any]:
@@ -233,7 +232,7 @@ def lab(engine: str, folder: Path) -> dict[str, Any]:
     stages = tuple(replace(stage, recipe=replace(stage.recipe, shard=shard, **CALM)) for stage in tiny_runs.TEACHER.stages)
     teacher = replace(tiny_runs.TEACHER, stages=stages, batch=15)
     recipe = segue.Recipe(steps=5, shard=shard, **CALM)
-    config = tiny_runs.config("dcr_dfg", teacher=teacher, recipe=recipe, batch=15, looks=2)
+    config = tiny_runs.config("dcr_dfg", teacher=teacher, recipe=recipe, batch=15, evaluations=2)
     result = run(config, folder / engine / "tiny" / "lab", keep_model=True)
     return json.loads(json.dumps(asdict(result.train_info)))
 
@@ -259,25 +258,6 @@ JOBS: tuple[Callable[[str, Path], dict[str, Any]], ...] = (
 )
 
 
-def spawn(folder: Path) -> list[dict[str, Any]]:
-    """Run every job in one pair of gloo processes and return what each job returned, or how it failed, on each rank."""
-    pair = [Fresh(_enter, rank, str(folder), words=folder / f"words{rank}") for rank in range(WORLD)]
-    for process in pair:
-        process.succeed()
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
-
-
-def _enter(rank: int, folder: str) -> None:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    os.environ |= dict(zip(names, map(str, (rank, rank, WORLD, WORLD)), strict=True)) | {"OMP_NUM_THREADS": "1"}
-    store, timeout = f"file://{folder}/store", datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD, timeout=timeout)
-    results: dict[str, Any] = {}
-    for engine in ENGINES:
-        for job in JOBS:
-            try:
-                results[f"{job.__name__} {engine}"] = job(engine, Path(folder))
-            except Exception:
-                results[f"{job.__name__} {engine}"] = traceback.format_exc()
-    torch.save(results, Path(folder) / f"rank{rank}.pt")
-    dist.destroy_process_group()
+def jobs(folder: Path) -> dict[str, Callable[[], Any]]:
+    """Return every job under every engine, by name."""
+    return {f"{job.__name__} {engine}": partial(job, engine, folder) for engine in ENGINES for job in JOBS}

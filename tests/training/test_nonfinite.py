@@ -1,4 +1,4 @@
-"""Inf and NaN in training: where they began is named, or the step is left out."""
+"""Non-finite values in training: the place is named, or the step is skipped."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import segue
 from segue.checkpoint.state import saved_step
 from segue.errors import TrainingError
-from segue.training.evaluation import Classification
+from segue.training.tasks import Classification
 from tests.helpers.tiny import SITES, Net, batch, same_state
 from tests.training.fit_cases import CountedBatches
 
@@ -76,7 +76,7 @@ def broken_batches(value=math.nan, at=BROKEN):
 
 
 def fit(model=None, plan=None, batches=None, loss=None, **recipe):
-    more = {name: recipe.pop(name) for name in ("folder", "checkpoint_every", "looks", "validation") if name in recipe}
+    more = {name: recipe.pop(name) for name in ("folder", "checkpoint_every", "evaluations", "validation") if name in recipe}
     settings = {"steps": 6, "lr": 1e-2, "clip": 1.0, **recipe}
     return segue.fit(
         model or Net(),
@@ -90,8 +90,8 @@ def fit(model=None, plan=None, batches=None, loss=None, **recipe):
 
 
 WHERE = {
-    "batch, NaN": ({"batches": broken_batches()}, "The batch itself holds inf or NaN"),
-    "batch, inf": ({"batches": broken_batches(math.inf)}, "The batch itself holds inf or NaN"),
+    "batch, NaN": ({"batches": broken_batches()}, "The batch itself contains inf or NaN"),
+    "batch, inf": ({"batches": broken_batches(math.inf)}, "The batch itself contains inf or NaN"),
     "output at the second site": ({"plan": lambda: plan(**{"1": "output"})}, "The student's output at site 'blocks.1.attn'"),
     "output at two sites": ({"plan": lambda: plan(**{"1": "output", "2": "output"})}, "output at site 'blocks.1.attn'"),
     "gradient of one parameter": (
@@ -111,7 +111,7 @@ def test_the_place_the_step_and_the_last_good_checkpoint_are_named(case, tmp_pat
     with pytest.raises(TrainingError) as caught:
         fit(folder=tmp_path / "run", checkpoint_every=2, **settings)
     asked, found, hint = str(caught.value).splitlines()
-    assert asked.startswith(f"step {BROKEN} was to be taken: loss ")
+    assert asked.startswith(f"step {BROKEN} has no finite update: loss ")
     assert words in found
     assert f"the last good checkpoint is {tmp_path / 'run'}" in hint
     assert "Recipe(on_nan='skip')" in hint
@@ -139,9 +139,9 @@ def test_a_weight_that_was_broken_before_is_named_with_its_site():
 
 def test_any_batch_of_an_accumulated_step_may_be_the_broken_one():
     for at in (2, 3):
-        with pytest.raises(TrainingError, match="step 1 was to be taken") as caught:
+        with pytest.raises(TrainingError, match="step 1 has no finite update") as caught:
             fit(batches=broken_batches(at=at), accumulate=2)
-        assert "The batch itself holds inf or NaN" in str(caught.value)
+        assert "The batch itself contains inf or NaN" in str(caught.value)
     small, large = torch.ones(4, 8), torch.full((4, 8), 100.0)  # whose exponential is too large for float32
     for inputs in ([small, small, large, small], [small, small, small, large]):
         with pytest.raises(TrainingError, match="The student's output at site '1' is inf or NaN"):
@@ -178,12 +178,12 @@ def test_a_step_that_is_left_out_changes_no_weight_and_is_counted(case):
         states.append({name: value.clone() for name, value in model.state_dict().items()})
         return loss(model, batch)
 
-    fitted = fit(loss=watched, on_nan="skip", looks=6, **settings)
+    fitted = fit(loss=watched, on_nan="skip", evaluations=6, **settings)
     states.append(fitted.model.state_dict())
     assert fitted.skipped == 1
-    assert [point["step"] for point in fitted.points] == list(range(7))
-    assert fitted.points[BROKEN + 1]["loss"] is None  # no good step since the last look
-    assert all(math.isfinite(point["loss"]) for point in fitted.points[1:] if point["step"] != BROKEN + 1)
+    assert [point["step"] for point in fitted.history] == list(range(7))
+    assert fitted.history[BROKEN + 1]["loss"] is None  # no good step since the last evaluation
+    assert all(math.isfinite(point["loss"]) for point in fitted.history[1:] if point["step"] != BROKEN + 1)
     assert [same_state(*pair) for pair in itertools.pairwise(states)] == [step == BROKEN for step in range(6)]
     assert fitted.handover is None or fitted.handover.steps_done == 6
 
@@ -194,7 +194,7 @@ def test_the_very_first_step_may_be_left_out_and_every_step_too():
     batches = [(x * math.nan, y) for x, y in CountedBatches()]
     fitted = fit(model, segue.methods.dcr(sites=SITES), batches, on_nan="skip", validation=[batch(9)])
     assert fitted.skipped == 6
-    assert fitted.points[-1]["loss"] is None
+    assert fitted.history[-1]["loss"] is None
 
 
 def test_what_was_left_out_is_remembered_by_a_resumed_run(tmp_path):

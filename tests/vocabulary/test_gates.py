@@ -73,7 +73,7 @@ def test_the_mean_is_not_p():
     assert GumbelSoftmax()(0.9, None) == pytest.approx(0.184, abs=5e-4)
 
 
-def test_the_soft_coin_survives_extreme_shares():
+def test_the_soft_coin_survives_extreme_alphas():
     for alpha in (1e-300, 1e-12, 1 - 1e-12):
         for noise in (None, Noise(0, 0, "s")):
             assert 0 <= GumbelSoftmax(temperature=0.01)(alpha, noise) <= 1
@@ -81,5 +81,5 @@ def test_the_soft_coin_survives_extreme_shares():
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
 def test_a_temperature_divides(temperature):
-    with pytest.raises(PlanError, match="must be positive"):
+    with pytest.raises(PlanError, match="must be positive and finite, got"):
         GumbelSoftmax(temperature=temperature)

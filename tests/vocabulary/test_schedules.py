@@ -5,12 +5,17 @@ import pytest
 
 import segue
 from segue.errors import PlanError
-from segue.schedules import Constant, Cosine, Hold, Linear, PerSite, Piecewise, Staggered, aggr20, is_hold, share
+from segue.schedules import Constant, Cosine, Hold, Linear, PerSite, Piecewise, Staggered, aggr20, alpha_at, is_hold
 from segue.sites import Site
 from tests.helpers.tiny import SITES, batch, optimizer_for, start, train
 
 SITE = Site("blocks.0.attn")
 ROW = [Site(f"blocks.{i}.attn", index=i, depth=i, count=4) for i in range(4)]
+REQUIRED = {  # what the contracts must give to those without defaults
+    Piecewise: {"points": ((0.0, 1.0), (0.5, 0.0))},
+    Hold: {"fraction": 0.3},
+    PerSite: {"schedules": {"blocks.0.*": Linear()}},
+}
 REACH_ZERO = [
     aggr20(),
     aggr20(start=0.9),
@@ -59,7 +64,7 @@ def test_linear_and_cosine():
     assert Cosine(until=0.5)(0.25, SITE) == pytest.approx(0.5)
 
 
-def test_piecewise_jumps_where_two_points_share_a_place():
+def test_piecewise_jumps_where_two_points_have_the_same_progress():
     jump = Piecewise(points=((0.3, 0.0), (0.3, 1.0)))
     assert [jump(x, SITE) for x in (0.0, 0.2999, 0.3, 1.0)] == [0.0, 0.0, 1.0, 1.0]
 
@@ -84,7 +89,7 @@ def test_staggered_runs_one_after_the_other():
     assert [Staggered(then=Linear(), overlap=1.0)(0.3, site) for site in ROW] == pytest.approx([0.7] * 4)
 
 
-def test_staggered_overlaps_by_the_given_share():
+def test_staggered_overlaps_by_the_given_fraction():
     halves = Staggered(then=Linear(), overlap=0.5)  # windows of 2/5, starting every 1/5
     assert [halves(0.4, site) for site in ROW] == pytest.approx([0, 0.5, 1, 1])
 
@@ -104,31 +109,32 @@ def test_per_site_takes_the_first_pattern_that_matches():
 @pytest.mark.parametrize("answer", [1.5, -0.1, math.nan, math.inf, None, "half"])
 def test_a_users_function_is_checked_and_the_site_named(answer):
     with pytest.raises(PlanError) as error:
-        share(lambda progress, site: answer, 0.25, SITE)
+        alpha_at(lambda progress, site: answer, 0.25, SITE)
     assert str(error.value) == (
-        "the schedule was asked for alpha at site 'blocks.0.attn', progress 0.25.\n"
-        f"  It returned {answer!r}.\n"
-        "  Hint: alpha is the teacher's share: return a number from 0 to 1."
+        f"a schedule must return a number from 0 to 1, got {answer!r}.\n"
+        "  It is asked for site 'blocks.0.attn' at progress 0.25.\n"
+        "  Hint: return alpha, the teacher's share: 1 is the teacher alone, 0 the student alone."
     )
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "says"),
     [
-        lambda: Constant(alpha=1.1),
-        lambda: Linear(start=-0.1),
-        lambda: Cosine(until=0.0),
-        lambda: Piecewise(points=((0.5, 1.0), (0.2, 0.0))),
-        lambda: Piecewise(points=((0.0, 1.0), (1.2, 0.0))),
-        lambda: Piecewise(points=()),
-        lambda: Hold(fraction=0.0),
-        lambda: Staggered(overlap=1.5),
-        lambda: Staggered(order="middle"),
-        lambda: Staggered(order=(0, 0, 1, 2))(0.1, ROW[0]),
+        (lambda: Constant(alpha=1.1), r"Constant\(alpha=...\) must be from 0 to 1, got 1.1."),
+        (lambda: Linear(start=-0.1), r"Linear\(start=...\) must be from 0 to 1, got -0.1."),
+        (lambda: Cosine(until=0.0), r"Cosine\(until=...\) must be a part of the run, got 0.0."),
+        (lambda: Piecewise(points=((0.5, 1.0), (0.2, 0.0))), r"The progress of its points is \[0.5, 0.2\]."),
+        (lambda: Piecewise(points=((0.0, 1.0), (1.2, 0.0))), "must be in the order of progress, from 0 to 1."),
+        (lambda: Piecewise(points=((0.0, 2.0),)), r"an alpha of Piecewise\(points=...\) must be from 0 to 1, got 2.0."),
+        (lambda: Piecewise(points=()), r"The progress of its points is \[\]."),
+        (lambda: Hold(fraction=0.0), r"Hold\(fraction=...\) must be a part of the run, got 0.0."),
+        (lambda: Staggered(overlap=1.5), r"Staggered\(overlap=...\) must be from 0 to 1, got 1.5."),
+        (lambda: Staggered(order="middle"), r"Staggered\(order='middle'\) is not an order."),
+        (lambda: Staggered(order=(0, 0, 1, 2))(0.1, ROW[0]), r"Staggered\(order=\(0, 0, 1, 2\)\) does not fit 4 sites."),
     ],
 )
-def test_impossible_settings_are_refused(make):
-    with pytest.raises(PlanError):
+def test_impossible_settings_are_refused(make, says):
+    with pytest.raises(PlanError, match=says):
         make()
 
 

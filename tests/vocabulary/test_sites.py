@@ -61,13 +61,13 @@ def test_nothing_matched_names_the_nearest():
         (["head", "nope"], "pattern 'nope' matched 0"),
         (nn.LSTM, "type LSTM matched 0"),
         (lambda name, module: False, "matched 0"),
-        ([], "empty list"),
+        ([], "the list of sites is empty"),
         (3, "not a selector"),
-        ("blocks.{0,1.attn", "brace without its partner"),
+        ("blocks.{0,1.attn", "an unmatched brace"),
         ("blocks.{0..99999}.attn", "more than 10000 names"),
         ("re:(", "not a regular expression"),
-        (["blocks.0", "blocks.0.attn"], "one lies inside the other"),
-        ("**", "one lies inside the other"),
+        (["blocks.0", "blocks.0.attn"], "one is inside the other"),
+        ("**", "one is inside the other"),
     ],
 )
 def test_bad_selectors_are_refused(selector, says):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from segue.core.blending import first_floating, tensors
+from segue.core.modes import evaluating, plain_attention
 from segue.core.seam import Seam, Watch
-from segue.core.step_state import Moment
-from segue.core.surgery import evaluating, plain_attention
+from segue.core.step_state import StepState
 from segue.errors import HandoverError, PlanError
 from segue.losses import OnTeacherStream
 from segue.plan import Plan
@@ -20,13 +21,21 @@ from segue.plan import Plan
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 
 
+def frozen_original(model: nn.Module, plan: Plan) -> nn.Module | None:
+    """Copy the model where a full teacher pass needs it: a backbone that trains is no longer the original."""
+    needed = plan.distill is not None or isinstance(plan.guidance, OnTeacherStream)
+    return copy.deepcopy(model).eval().requires_grad_(False) if needed and plan.train == "all" else None
+
+
 class AuxiliaryLosses:
-    """Keep what a training forward leaves behind and turn it into named losses."""
+    """Turn the outputs that a training forward recorded into named losses."""
 
     def __init__(self, plan: Plan, seams: dict[str, Seam], original: nn.Module | None) -> None:
         self.plan = plan
         self.seams = seams
-        self.original = original  # a frozen copy, where the backbone trains too and the teachers alone are not the original
+        self.original = (
+            original  # a frozen copy, where the backbone trains too, so that the teachers alone are not the original
+        )
         self.calls: list[Call] = []
         self.guidance: dict[str, float] = {}
         self.distill = 0.0
@@ -36,21 +45,22 @@ class AuxiliaryLosses:
     def on_teacher_stream(self) -> bool:
         return isinstance(self.plan.guidance, OnTeacherStream)
 
-    def follow(self, moment: Moment, together: bool) -> None:
-        """Take over the strengths of a new step and tell the seams what to keep.
+    def follow(self, state: StepState, together: bool) -> None:
+        """Take the strengths of a new step, and let the seams record what its losses need.
 
-        Compiled code keeps the outputs of all sites as long as one is guided (`together`): each change is a recompile.
+        Compiled code records all sites as long as one is guided (`together`): each change is a recompile.
         """
-        self.guidance = {name: site.guidance for name, site in moment.sites.items() if site.guidance > 0}
-        self.distill = moment.distill
-        kept = Watch.STUDENT if self.on_teacher_stream else Watch.PAIR
+        self.guidance = {name: site.guidance for name, site in state.sites.items() if site.guidance > 0}
+        self.distill = state.distill
+        recorded = Watch.STUDENT if self.on_teacher_stream else Watch.PAIR
         for name, seam in self.seams.items():
-            seam.watch = kept if name in self.guidance or (together and self.guidance) else Watch.NOTHING
+            watched = name in self.guidance or (together and self.guidance)
+            seam.configure(watch=recorded if watched else Watch.NOTHING)
         self.clear()
 
     @property
     def wants_calls(self) -> bool:
-        """The whole model's inputs and outputs are needed, for a second pass of the original."""
+        """The inputs and outputs of the model are needed, for a second pass of the original."""
         return self.distill > 0 or (self.on_teacher_stream and bool(self.guidance))
 
     def clear(self) -> None:
@@ -61,12 +71,12 @@ class AuxiliaryLosses:
             seam.blind = False
 
     def refuse_unused(self) -> None:
-        """Say so if a step's losses were prepared and nobody asked for them."""
+        """Refuse a step whose losses were recorded and never computed."""
         waiting = self.calls or any(seam.records for seam in self.seams.values())
         if waiting and self._parts is None:
             raise HandoverError(
-                "step() was called after a training forward.",
-                "The plan has guidance or distillation, but aux_loss() was not called, so nothing was learnt from it.",
+                "aux_loss() is missing before step().",
+                "The plan has guidance or distillation, and a training forward has recorded outputs for it.",
                 "add it to the loss: loss = task_loss + handover.aux_loss().",
             )
 
@@ -81,8 +91,8 @@ class AuxiliaryLosses:
             if self._parts is not None:
                 return self._parts
             raise HandoverError(
-                "aux_loss() was asked for the losses of the last forward.",
-                "No training forward of the model has passed since the last step.",
+                "aux_loss() has nothing to compute its losses from.",
+                "No training forward has run since the last step.",
                 "call the model in training mode first, then aux_loss(), then backward().",
             )
         self._parts = self._compute(model, mask, as_teacher)
@@ -94,7 +104,7 @@ class AuxiliaryLosses:
         outputs, streams = self._teacher_pass(model, as_teacher) if self.wants_calls else ([], {})
         parts: dict[str, Tensor] = {}
         for name, weight in self.guidance.items():
-            pairs = students.pop(name)  # freed as soon as its loss stands
+            pairs = students.pop(name)  # freed as soon as its loss is computed
             if self.on_teacher_stream:
                 pairs = [(*t, *s) for t, s in zip(streams[name], pairs, strict=True)]
             if not pairs:
@@ -119,12 +129,12 @@ class AuxiliaryLosses:
         }
         stream: dict[str, list[tuple[Tensor, ...]]] = {name: [] for name in teachers}
 
-        def listen(name: str) -> Callable[..., None]:
+        def record(name: str) -> Callable[..., None]:
             site = self.seams[name].site
             return lambda _module, _args, output: stream[name].append((first_floating(output, site),))
 
-        heard = teachers.items() if self.on_teacher_stream else ()
-        handles = [module.register_forward_hook(listen(name)) for name, module in heard if module is not None]
+        recorded = teachers.items() if self.on_teacher_stream else ()
+        handles = [module.register_forward_hook(record(name)) for name, module in recorded if module is not None]
         try:
             original = nullcontext() if self.original else as_teacher()  # a copy needs no teachers, which may be gone
             with torch.no_grad(), original, evaluating(model), plain_attention():
@@ -146,9 +156,9 @@ class AuxiliaryLosses:
         found = next((x for x in tensors(output) if x.is_floating_point() and x.dim() >= 2), None)
         if found is None:
             raise PlanError(
-                "LogitDistillation was to compare the outputs of the whole model.",
-                f"{type(output).__name__} holds no logits.",
-                "say where they are: LogitDistillation(logits=lambda output: ...).",
+                "LogitDistillation finds no logits in the output of the model.",
+                f"{type(output).__name__} holds no floating tensor with two or more dimensions.",
+                "name them: LogitDistillation(logits=lambda output: ...).",
             )
         return found
 
@@ -156,8 +166,8 @@ class AuxiliaryLosses:
         blind = [name for name in self.guidance if self.seams[name].blind and not self.seams[name].records]
         if blind:
             raise HandoverError(
-                "aux_loss() was asked for the guidance of the last forward.",
-                f"That forward ran without gradients at {blind[0]!r}, as reentrant activation checkpointing does.",
+                f"guidance has no gradient at site {blind[0]!r}.",
+                "The last forward ran without gradients there, as reentrant activation checkpointing does.",
                 "use checkpoint(..., use_reentrant=False), or call the model outside torch.no_grad().",
             )
 
@@ -173,8 +183,8 @@ def _taken(seam: Seam) -> list[tuple[Tensor, ...]]:
 def _scalar(value: Tensor, what: str) -> Tensor:
     if value.dim() != 0:
         raise PlanError(
-            f"the {what} loss was asked for a number.",
-            f"It returned a tensor of shape {tuple(value.shape)}.",
-            "average or sum it to a scalar.",
+            f"the {what} loss must return a scalar.",
+            f"It returns a tensor of shape {tuple(value.shape)}.",
+            "average or sum it.",
         )
     return value

@@ -1,10 +1,12 @@
-"""What modules return and are called with: trees of tensors, and the caches that travel in a call."""
+"""What modules return and are called with: trees of tensors, caches, and the outputs that Hugging Face captures by hooks."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -83,12 +85,12 @@ def merge(teacher: Any, student: Any, join: Callable[[Tensor, Tensor], Tensor], 
 
 
 def first_floating(output: Any, site: Site) -> Tensor:
-    """Return the tensor that guidance and similarity look at: the first floating one."""
+    """Return the tensor that guidance and similarity compare: the first floating one."""
     for x in tensors(output):
         if _blendable(x):
             return x
     raise StudentError(
-        f"the outputs at site {site.name!r} were to be compared.",
+        f"the output at site {site.name!r} cannot be compared.",
         f"{type(output).__name__} holds no floating tensor.",
         "choose a site whose module returns one.",
     )
@@ -110,7 +112,7 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def detached(tree: Any) -> Any:
-    """Return the same tree with its tensors cut off from the graph."""
+    """Return the same tree with its tensors detached from the graph."""
     if isinstance(tree, Tensor):
         return tree.detach()
     if isinstance(tree, dict):
@@ -118,6 +120,19 @@ def detached(tree: Any) -> Any:
     if isinstance(tree, tuple | list) and not hasattr(tree, "_fields"):
         return type(tree)(detached(value) for value in tree)
     return tree
+
+
+def call_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Read an example batch: keyword arguments as a dict, several arguments as a tuple, else the one argument."""
+    if isinstance(example, dict) or (hasattr(example, "keys") and not isinstance(example, Tensor)):
+        return (), dict(example)
+    return (tuple(example), {}) if isinstance(example, tuple | list) else ((example,), {})
+
+
+def padding_mask(batch: Any) -> Tensor | None:
+    """Return the `attention_mask` of a batch of keyword arguments, 1 where a token counts; None where it has none."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
 def fork_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -209,3 +224,49 @@ def _differs(site: Site, at: str, teacher: str, student: str) -> StudentError:
         f"At {at} the teacher gives {teacher}, the student {student}.",
         "give the student the same interface; handover.cancel_() brings the original model back.",
     )
+
+
+@contextmanager
+def captured_outputs() -> Iterator[dict[str, list[Any]]]:
+    """Collect the attentions and hidden states that the hooks of a Hugging Face model capture inside, instead of the model.
+
+    While both sides of a seam run, the model would capture both and return twice as many attentions as it has layers. So the
+    captured outputs of each side are collected here, blended like its output, and given to the model once (`capture`).
+    """
+    collector = _collector()
+    given = None if collector is None else collector.get()
+    collected: dict[str, list[Any]] = {}
+    if collector is None or given is None:
+        yield collected
+        return
+    # a copy, not an empty list: the hooks count the layers that came before
+    trial = {key: list(value) if _is_capture(key, value) else value for key, value in given.items()}
+    token = collector.set(trial)
+    try:
+        yield collected
+    finally:
+        collector.reset(token)
+        for key, value in given.items():
+            if _is_capture(key, value) and len(trial[key]) > len(value):
+                collected[key] = trial[key][len(value) :]
+
+
+def capture(outputs: dict[str, list[Any]]) -> None:
+    """Give captured outputs to the model."""
+    for key, values in outputs.items():
+        _collector().get()[key].extend(values)
+
+
+def same_layout(a: dict[str, list[Any]], b: dict[str, list[Any]]) -> bool:
+    """Return whether two sides have captured the same outputs, so that they can be blended."""
+    return a.keys() == b.keys() and all(len(a[key]) == len(b[key]) for key in a)
+
+
+def _collector() -> Any:
+    if torch.compiler.is_compiling():
+        return None
+    return getattr(sys.modules.get("transformers.utils.output_capturing"), "_active_collector", None)
+
+
+def _is_capture(key: str, value: Any) -> bool:
+    return isinstance(value, list) and not key.startswith("_")

@@ -1,4 +1,4 @@
-"""Calibration: what needs data before training. Students look at what their teachers see and are fitted to what they answer."""
+"""Calibration: fit students to the outputs of their teachers on a few batches, before training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from segue.core import surgery
-from segue.core.blending import copy_caches, first_floating
+from segue.core.blending import call_arguments, copy_caches, first_floating
+from segue.core.modes import evaluating, plain_attention
 from segue.core.seam import Seam
+from segue.core.surgery import unreached
+from segue.core.tensor_files import sharded_like
 from segue.errors import StudentError
-from segue.students.least_squares import LeastSquares, Sums
+from segue.students.initialisation import LeastSquares, RegressionSums
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -34,68 +36,62 @@ def calibrate(
     maps = {name: method.projection(seam.student, seam.site) for name, seam in handover.seams.items()}
     listeners = [_Listener(seam, maps[name]) for name, seam in handover.seams.items()]
     try:
-        with torch.no_grad(), handover.as_teacher() as model, surgery.evaluating(model), surgery.plain_attention():
+        with torch.no_grad(), handover.as_teacher() as model, evaluating(model), plain_attention():
             for batch in batches:
                 for listener in listeners:
                     listener.mask = mask(batch)
-                args, kwargs = surgery.call_arguments(batch)
+                args, kwargs = call_arguments(batch)
                 model(*args, **kwargs)
     finally:
         for listener in listeners:
             listener.leave()
     for listener in listeners:
         if listener.sums is None:
-            raise surgery.unreached(listener.seam.site.name)
+            raise unreached(listener.seam.site.name)
     return {listener.seam.site.name: listener.fit(method.ridge) for listener in listeners}
 
 
-def padding_of(batch: Any) -> Tensor | None:
-    """Find the padding mask in a batch of keyword arguments."""
-    mask = batch.get("attention_mask") if hasattr(batch, "get") else None
-    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
-
-
 class _Listener:
-    """Ask a student what its teacher is asked, and sum up what its last linear map got and should have given."""
+    """Run a student on the inputs of its teacher, and sum up the inputs and targets of its last linear map."""
 
     def __init__(self, seam: Seam, linear: nn.Linear) -> None:
         self.seam, self.linear = seam, linear
         self.mask: Tensor | None = None
-        self.sums: Sums | None = None
+        self.sums: RegressionSums | None = None
         assert seam.teacher is not None
         self._handles = [
             seam.teacher.register_forward_pre_hook(self._before, with_kwargs=True),
             seam.teacher.register_forward_hook(self._after),
-            linear.register_forward_hook(self._hear),
+            linear.register_forward_hook(self._record),
         ]
 
     def leave(self) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _hear(self, _linear: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def _record(self, _linear: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         self._features, self._mapped = args[0], output
 
     def _before(self, _teacher: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         args, kwargs = copy_caches(args, kwargs)
-        with surgery.evaluating(self.seam.student):
-            self._answer = first_floating(self.seam.student(*args, **kwargs), self.seam.site)
+        with evaluating(self.seam.student):
+            self._output = first_floating(self.seam.student(*args, **kwargs), self.seam.site)
 
     def _after(self, _teacher: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         target = first_floating(output, self.seam.site)
-        if self._mapped.numel() != self._answer.numel() or not torch.equal(self._mapped.flatten(), self._answer.flatten()):
+        if self._mapped.numel() != self._output.numel() or not torch.equal(self._mapped.flatten(), self._output.flatten()):
             raise StudentError(
-                f"LeastSquares() was to fit the output projection of the student at site {self.seam.site.name!r}.",
-                "What the student returns is not what that linear map returns: something comes after it.",
-                "name the student's very last linear map, or leave calibration out. Nothing was changed.",
+                f"LeastSquares() cannot fit the student at site {self.seam.site.name!r}.",
+                "Its output is not the output of the linear map to fit: something comes after it.",
+                "name the student's last linear map, or leave calibration out. Nothing was changed.",
             )
         x, y = self._features.flatten(0, -2), target.reshape(-1, target.shape[-1])
-        guess = self._answer.reshape(-1, target.shape[-1])
+        guess = self._output.reshape(-1, target.shape[-1])
         if self.mask is not None and self.mask.numel() == len(x):
             real = self.mask.flatten().bool().to(x.device)
             x, y, guess = x[real], y[real], guess[real]
         if self.sums is None:
-            self.sums = Sums(x.shape[1], y.shape[1], x.device)
+            self.sums = RegressionSums(x.shape[1], y.shape[1], x.device)
         self.sums.add(x, y, guess)
 
     def fit(self, ridge: float) -> Fitted:
@@ -106,7 +102,7 @@ class _Listener:
         weight, bias, left = self.sums.solve(ridge, self.linear.bias is not None)
         size = self.sums.square.item() or 1.0
         with torch.no_grad():
-            self.linear.weight.copy_(surgery.sharded_like(weight.to(self.linear.weight.dtype), self.linear.weight))
+            self.linear.weight.copy_(sharded_like(weight.to(self.linear.weight.dtype), self.linear.weight))
             if bias is not None:
-                self.linear.bias.copy_(surgery.sharded_like(bias.to(self.linear.bias.dtype), self.linear.bias))
+                self.linear.bias.copy_(sharded_like(bias.to(self.linear.bias.dtype), self.linear.bias))
         return Fitted((self.sums.missed.item() / size) ** 0.5, (left / size) ** 0.5)

@@ -1,23 +1,24 @@
-"""The seam: where teacher and student share the work at one site.
+"""The seam: the module at a site while teacher and student share the work.
 
-It knows nothing of gates, schedules or methods: it holds a teacher, a student and one number, the student's weight, and blends
-every floating tensor that the two return. The handover writes that number once a step and sets the flags below.
+It knows nothing of gates, schedules or methods. It holds a teacher, a student and one number, the student's weight, and blends
+every floating tensor that the two return. The handover writes its state once a step (`configure`). From that state one pure
+function, `mode_of`, decides what the next forwards do, and `forward` does it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from segue.core.blending import detached, first_floating, fork_caches, merge, mix
-from segue.core.captured_outputs import record, same_layout, taken_aside
-from segue.core.graphs import refuse_recording_under_checkpointing
+from segue.core.blending import capture, captured_outputs, detached, first_floating, fork_caches, merge, mix, same_layout
 from segue.core.tensor_files import fingerprint
-from segue.errors import HandoverError
+from segue.errors import HandoverError, three_lines
 from segue.sites import Site
 
 
@@ -30,11 +31,59 @@ class View(Enum):
 
 
 class Watch(Enum):
-    """Which outputs a forward keeps for the losses and measures outside the model."""
+    """Which outputs a forward records for the losses and measurements outside the model."""
 
     NOTHING = "nothing"
-    PAIR = "pair"  # evaluates both sides, whatever the weight says
+    PAIR = "pair"  # computes both sides, whatever the weight
     STUDENT = "student"
+
+
+class Mode(Enum):
+    """What a forward computes, and whose output it returns."""
+
+    TEACHER = "teacher"  # the teacher alone, as in the original model
+    STUDENT = "student"  # the student alone, as in the finished model
+    SKIP_STUDENT = "skip student"  # the teacher alone; in training the student gets zero gradients
+    BLEND = "blend"  # both, joined by the weight
+    HOLD = "hold"  # both; returns the teacher's output, and the student, its input detached, learns from guidance alone
+    COMPARE = "compare"  # both; returns the student's output
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeamState:
+    """What the handover writes into a seam."""
+
+    weight: float = 0.0  # the student's, for this step, in training
+    mean: float = 0.0  # its mean over the gate's noise, in evaluation
+    view: View = View.BLEND
+    watch: Watch = Watch.NOTHING
+    measuring: bool = False  # record in evaluation and without gradients too
+    hold: bool = False
+    compared: bool = False  # both sides have run once and return the same kind of output, so one may be left out
+    closed_in_graph: bool = False  # compiled code leaves the teacher out; set for groups of sites at a time
+
+
+def mode_of(state: SeamState, weight: float | None, *, learning: bool, compared: bool) -> tuple[Mode, Watch]:
+    """Return what a forward does and what it records; `weight` is None where it is a tensor, in compiled code.
+
+    `learning` is a training forward with gradients; without `compared` no side may be left out because of the weight.
+    """
+    watch = state.watch if learning or state.measuring else Watch.NOTHING
+    if state.view is View.TEACHER:
+        return Mode.TEACHER, Watch.NOTHING
+    if state.view is View.STUDENT:
+        return (Mode.COMPARE if watch is Watch.PAIR else Mode.STUDENT), watch
+    if state.hold:
+        return (Mode.SKIP_STUDENT if watch is Watch.NOTHING and (compared or not learning) else Mode.HOLD), watch
+    if weight == 1.0 and compared and watch is not Watch.PAIR:
+        return Mode.STUDENT, watch
+    if weight == 0.0 and compared and watch is Watch.NOTHING:
+        return Mode.SKIP_STUDENT, watch
+    return Mode.BLEND, watch
+
+
+# (training, gradients enabled): every kind of forward
+_FORWARDS = [(training, gradients) for training in (True, False) for gradients in (True, False)]
 
 
 class Seam(nn.Module):
@@ -44,8 +93,8 @@ class Seam(nn.Module):
 
     teacher: nn.Module | None
     student: nn.Module
-    student_weight: Tensor  # for this step, in training (not `weight`: that name belongs to the layers we stand in for)
-    student_mean: Tensor  # its mean over the gate's noise, in evaluation
+    student_weight: Tensor  # not `weight`: that name belongs to the layers at a site
+    student_mean: Tensor
 
     def __init__(self, teacher: nn.Module, student: nn.Module, site: Site, *, teacher_gradient: bool = False) -> None:
         super().__init__()
@@ -53,98 +102,124 @@ class Seam(nn.Module):
         self.student = student
         self.site = site
         self.teacher_gradient = teacher_gradient
-        self.view = View.BLEND
-        self.watch = Watch.NOTHING
-        self.hold = False  # the teacher's output flows on; the student, its input detached, learns from guidance alone
-        self.closed = False  # alpha is 0: the teacher is not computed
-        self.closed_in_graph = False  # the same for compiled code, switched for groups of sites at a time
-        self.may_skip = False  # both sides have run once and were compared, so one may be left out
-        self.measuring = False  # watch in evaluation too
-        self.reached: set[bool] = set()  # the modes (training or not) in which a forward came by; eager code only
-        self.blind = False  # a training forward came by without gradients
+        self.reached: set[bool] = set()  # whether a training, an evaluation forward has passed; eager code only
+        self.blind = False  # a training forward has passed without gradients
         self.records: list[tuple[Tensor, ...]] = []
         device = next((p.device for p in (*teacher.parameters(), *student.parameters())), None)
         self.register_buffer("student_weight", torch.zeros((), dtype=torch.float32, device=device), persistent=False)
         self.register_buffer("student_mean", torch.zeros((), dtype=torch.float32, device=device), persistent=False)
-        self.set_weight(0.0, 0.0)
-        self.teacher_hash = fingerprint(teacher.state_dict())  # of the weights as they must stay, anew after a cast
+        self.state = SeamState()
+        self.configure()
+        self.teacher_hash = fingerprint(teacher.state_dict())  # of the weights as they must stay; computed again after a cast
+
+    def configure(self, **changes: Any) -> None:
+        """Change fields of the state and decide the modes of the next forwards.
+
+        Eager code reads the weight as a number, which needs no synchronisation and lets it leave a side out. Compiled code
+        reads it from the buffers and takes modes that do not depend on it, so a moving weight never recompiles.
+        """
+        before, state = self.state, dataclasses.replace(self.state, **changes)
+        self.state = state
+        if (state.weight, state.mean) != (before.weight, before.mean):  # a write between forward and backward is an error
+            self._write_buffers()
+        compared = state.compared or self.teacher is None
+        self.modes = {
+            (training, gradients): mode_of(
+                state, state.weight if training else state.mean, learning=training and gradients, compared=compared
+            )
+            for training, gradients in _FORWARDS
+        }
+        in_graph, traced = 1.0 if state.closed_in_graph else None, state.compared or state.closed_in_graph
+        self.modes_in_graph = {
+            (training, gradients): mode_of(state, in_graph, learning=training and gradients, compared=traced)
+            for training, gradients in _FORWARDS
+        }
+
+    def _write_buffers(self) -> None:
+        with torch.no_grad():
+            self.student_weight.fill_(self.state.weight)
+            self.student_mean.fill_(self.state.mean)
 
     def set_weight(self, weight: float, mean: float) -> None:
-        """Set the student's weight for this step and its mean.
+        """Set the student's weight for this step and its mean."""
+        self.configure(weight=weight, mean=mean)
 
-        Eager code reads the Python numbers, which costs no synchronisation and lets it leave a side out; compiled code
-        reads the buffers, so that a moving weight never recompiles.
-        """
-        self.weight_now, self.mean_now = weight, mean
-        with torch.no_grad():
-            self.student_weight.fill_(weight)
-            self.student_mean.fill_(mean)
+    def release_teacher(self) -> nn.Module:
+        """Give the teacher away for good; the student stands alone."""
+        teacher, self.teacher = self._present_teacher(), None
+        self.configure(closed_in_graph=True)
+        return teacher
+
+    @property
+    def closed(self) -> bool:
+        """The teacher has no share left."""
+        return self.state.weight == self.state.mean == 1.0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        compiling = torch.compiler.is_compiling()
-        if not compiling:
-            self.reached.add(self.training)
-        if self.view is View.TEACHER:
-            return self._present_teacher()(*args, **kwargs)
-        watched = self.watch is not Watch.NOTHING and self._watching(compiling)
-        pair = watched and self.watch is Watch.PAIR
-        if self.view is View.STUDENT or (not self.hold and (self.closed_in_graph if compiling else self.closed)):
-            unchecked = not compiling and self.view is View.BLEND and self.teacher is not None and not self.may_skip
-            if not (pair or unchecked):
-                return self._student_alone(args, kwargs, watched)
-            return self._joined(*self._both(args, kwargs), 1.0, watched)
-        if self.hold:
-            learns = self.training and torch.is_grad_enabled()
-            if not watched and (not learns or self._may_leave_out_student()):
-                return self._anchored(self._call_teacher(args, kwargs))
-            return self._joined(*self._both(args, kwargs, detach=True), 0.0, watched, tied=not watched)
-        if compiling:
-            weight: float | Tensor = self.student_weight if self.training else self.student_mean
+        gradients = torch.is_grad_enabled()
+        weight: float | Tensor
+        if torch.compiler.is_compiling():
+            mode, watch = self.modes_in_graph[self.training, gradients]
+            weight = self.student_weight if self.training else self.student_mean
         else:
-            weight = self.weight_now if self.training else self.mean_now
-            if self.may_skip and weight == 1.0 and not pair:
-                return self._student_alone(args, kwargs, watched)
-            if weight == 0.0 and not watched and self._may_leave_out_student():
-                return self._anchored(self._call_teacher(args, kwargs))
-        return self._joined(*self._both(args, kwargs), weight, watched)
+            mode, watch = self.modes[self.training, gradients]
+            weight = self.state.weight if self.training else self.state.mean
+            self.reached.add(self.training)
+            self.blind |= self.training and not gradients and mode is not Mode.TEACHER
 
-    def _may_leave_out_student(self) -> bool:
-        return self.may_skip and not _is_sharded(self.student)
+        if mode is Mode.TEACHER:
+            return self._present_teacher()(*args, **kwargs)
+        if mode is Mode.STUDENT:
+            return self._student_alone(args, kwargs, watch)
+        if mode is Mode.SKIP_STUDENT:
+            return self._skip_student(args, kwargs)
+        if mode is Mode.HOLD:
+            return self._blend(args, kwargs, 0.0, watch, hold=True)
+        return self._blend(args, kwargs, 1.0 if mode is Mode.COMPARE else weight, watch)
 
-    def _joined(self, teacher: Any, student: Any, weight: float | Tensor, watched: bool, tied: bool = True) -> Any:
-        """Blend what `_both` returned; untied, a student without weight leaves no trace in the graph."""
-        if watched:
-            self._record(teacher[0], student[0])
-        if not tied:
-            student = detached(student)
-
-        def join(t: Tensor, s: Tensor) -> Tensor:
-            return _own(mix(t, s, weight), (t, s), watched)
-
-        record(merge(teacher[1], student[1], join, self.site, "records"))
-        return merge(teacher[0], student[0], join, self.site)
-
-    def _student_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool) -> Any:
+    def _student_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch) -> Any:
         output = self.student(*args, **kwargs)
-        if watched:
-            self._record(None, output)
+        self._record(None, output, watch)
         return output
 
-    def _both(self, args: tuple[Any, ...], kwargs: dict[str, Any], detach: bool = False) -> tuple[Any, Any]:
-        """Evaluate the two sides on the same input, each with its side records; only the student writes to a cache."""
+    def _skip_student(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not (self.training and torch.is_grad_enabled()):
+            return self._call_teacher(args, kwargs)
+        if _is_sharded(self.student):  # its forward gathers its parameters, which backward() needs
+            return self._blend(args, kwargs, 0.0, Watch.NOTHING, hold=True)
+        return self._anchored(self._call_teacher(args, kwargs))
+
+    def _blend(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], weight: float | Tensor, watch: Watch, hold: bool = False
+    ) -> Any:
+        teacher, student = self._both(args, kwargs, hold)
+        self._record(teacher[0], student[0], watch)
+        recorded = watch is not Watch.NOTHING
+        if hold and recorded:
+            student = detached(student)  # guidance alone teaches it: no graph through the model
+
+        def join(t: Tensor, s: Tensor) -> Tensor:
+            output = mix(t, s, weight)  # copied where it is a recorded tensor, which later code could change in place
+            return output.clone() if recorded and (output is t or output is s) else output
+
+        capture(merge(teacher[1], student[1], join, self.site, "captured outputs"))
+        return merge(teacher[0], student[0], join, self.site)
+
+    def _both(self, args: tuple[Any, ...], kwargs: dict[str, Any], detach: bool) -> tuple[Any, Any]:
+        """Run both sides on the same input, each with its captured outputs; only the student writes to a cache."""
         for_teacher = fork_caches(args, kwargs)
         before = _versions(args, kwargs)
-        with taken_aside() as teachers:
+        with captured_outputs() as teachers:
             teacher = self._call_teacher(*for_teacher)
         if _versions(args, kwargs) != before:
             raise HandoverError(
-                f"teacher and student were to be evaluated on the same input at site {self.site.name!r}.",
-                "The teacher changed its input in place, so the student would see something else.",
+                f"the teacher at site {self.site.name!r} changes its input in place.",
+                "The student runs on the same input after it, and would see the changed values.",
                 "switch in-place operations off (inplace=False), or choose a site that begins after them.",
             )
         if detach:
             args, kwargs = detached((args, kwargs))
-        with taken_aside() as students:
+        with captured_outputs() as students:
             student = self.student(*args, **kwargs)
         return (teacher, teachers if same_layout(teachers, students) else students), (student, students)
 
@@ -158,37 +233,26 @@ class Seam(nn.Module):
     def _present_teacher(self) -> nn.Module:
         if self.teacher is None:
             raise HandoverError(
-                f"the teacher at site {self.site.name!r} was asked for.",
-                "It was released from memory at takeover, as the plan says (release=True).",
+                f"the teacher at site {self.site.name!r} is not in memory.",
+                "It is released at takeover, because the plan says release=True.",
                 "plan with release=False to keep the teachers.",
             )
         return self.teacher
 
-    def _watching(self, compiling: bool) -> bool:
-        if self.measuring:
-            return True
-        if not self.training:
-            return False
-        if not torch.is_grad_enabled():
-            if not compiling:
-                self.blind = True
-            return False
-        return True
-
-    def _record(self, teacher: Any, student: Any) -> None:
+    def _record(self, teacher: Any, student: Any, watch: Watch) -> None:
+        if watch is Watch.NOTHING:
+            return
         if torch.compiler.is_compiling():
             refuse_recording_under_checkpointing()
         elif torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing recomputes this forward during backward; it was recorded the first time
-        kept = first_floating(student, self.site)
+        recorded = first_floating(student, self.site)
         # the teacher's output is a target: no loss may move it, not even where the gradient passes the teacher
-        pair = self.watch is Watch.PAIR
-        self.records.append((first_floating(teacher, self.site).detach(), kept) if pair else (kept,))
+        pair = watch is Watch.PAIR
+        self.records.append((first_floating(teacher, self.site).detach(), recorded) if pair else (recorded,))
 
     def _anchored(self, output: Any) -> Any:
-        """Tie an output to the student it left out, with zero gradients, so that backward() and DDP find every parameter."""
-        if not (self.training and torch.is_grad_enabled()):
-            return output
+        """Tie an output to the skipped student, with zero gradients, so that backward() and DDP find every parameter."""
         parameters = [p for p in self.student.parameters() if p.requires_grad]
         if not parameters:
             return output
@@ -207,13 +271,13 @@ class Seam(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Seam:
-        """Keep the weight in float32 when the model is cast: bfloat16 knows only 27 numbers in [0.9, 1]."""
+        """Keep the weight in float32 when the model is cast: bfloat16 has only 27 numbers in [0.9, 1]."""
         before = self._teacher_dtypes()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.teacher is not None and self._teacher_dtypes() != before:
             self.teacher_hash = fingerprint(self.teacher.state_dict())
         self.student_weight, self.student_mean = self.student_weight.float(), self.student_mean.float()
-        self.set_weight(self.weight_now, self.mean_now)
+        self._write_buffers()
         return self
 
     def _teacher_dtypes(self) -> list[torch.dtype]:
@@ -222,7 +286,7 @@ class Seam(nn.Module):
     def __getattr__(self, name: str) -> Any:
         """Answer for plain settings (`num_heads`, `batch_first`) as the student will after the handover.
 
-        Weights and submodules are withheld: code that reached for them would bypass the seam without a word.
+        Weights and submodules are withheld: code that uses them would bypass the seam unnoticed.
         """
         try:
             return super().__getattr__(name)
@@ -249,7 +313,8 @@ class Seam(nn.Module):
             ) from None
 
     def extra_repr(self) -> str:
-        return f"site={self.site.name!r}, weight={self.weight_now:.4g}, view={self.view.value}, closed={self.closed}"
+        state = self.state
+        return f"site={self.site.name!r}, weight={state.weight:.4g}, view={state.view.value}, closed={self.closed}"
 
 
 # What nn.TransformerEncoder asks of its attention before it considers the fast path.
@@ -257,7 +322,7 @@ _TORCH_FLAGS = ("_qkv_same_embed_dim",)
 
 
 class Withheld:
-    """Stand for a weight behind a seam; refuses to be used."""
+    """Stand for a weight behind a seam; refuse every use of it."""
 
     requires_grad = True
 
@@ -273,8 +338,8 @@ class Withheld:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = next((x.name for x in (*args, *(kwargs or {}).values()) if isinstance(x, Withheld)), "?")
         raise HandoverError(
-            f"the weights {name!r} were used from outside their site.",
-            "Teacher and student share that place, so using one side's weights would bypass the handover.",
+            f"code outside a site uses the weights {name!r} inside it.",
+            "Teacher and student share that place, so using the weights of one side would bypass the handover.",
             "choose a site that contains the code which uses them.",
         )
 
@@ -292,11 +357,6 @@ class _Zero(torch.autograd.Function):
         return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
 
-def _own(output: Tensor, sides: tuple[Tensor, ...], recorded: bool) -> Tensor:
-    """Hand on a copy where the output is a recorded tensor, which later code could change in place."""
-    return output.clone() if recorded and any(output is side for side in sides) else output
-
-
 def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return []
@@ -304,9 +364,45 @@ def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
 
 
 def _is_sharded(module: nn.Module) -> bool:
-    """Tell whether FSDP2 holds a module: it must then run on every rank, because its forward gathers its parameters."""
+    """Return whether FSDP2 shards a module."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
     from torch.distributed.tensor import DTensor
 
     return any(isinstance(parameter, DTensor) for parameter in module.parameters())
+
+
+class GraphError(HandoverError, AssertionError):
+    """A handover that cannot become one graph. As an AssertionError it leaves torch's tracer unwrapped."""
+
+
+def refuse_recording_under_checkpointing() -> bool:
+    """Refuse, at trace time, to record outputs inside a checkpointed region that must be part of one graph."""
+    if torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint or not _in_checkpointed_region_of_one_graph():
+        return True
+    text = three_lines(
+        "guidance cannot record the outputs of a site in this compiled graph.",
+        "The site is in a region under activation checkpointing, and torch.compile(fullgraph=True) lets nothing out of it.",
+        "set torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True (the gradients are the same), "
+        "or compile without fullgraph.",
+    )
+    raise GraphError(text)  # one text, because torch appends to the first argument where it was raised
+
+
+# What torch.compiler.assume_constant_result sets: run at trace time. The decorator itself would load the compiler here.
+refuse_recording_under_checkpointing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _in_checkpointed_region_of_one_graph() -> bool:
+    """Ask torch's tracer; it has no public answer, so where its internals differ torch's own error stands."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        translator: Any = InstructionTranslator.current_tx()
+        one_graph = translator.one_graph or translator.error_on_graph_break
+        tracer = translator.output.current_tracer
+        while tracer is not None and "checkpoint" not in str(tracer.source_target).lower():
+            tracer = tracer.parent
+    except (ImportError, AttributeError):
+        return False
+    return bool(one_graph) and tracer is not None

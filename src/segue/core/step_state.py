@@ -1,25 +1,27 @@
-"""The moment: what one step of a plan looks like at every site, as plain numbers.
+"""The step state: what one step of a plan means at every site, as plain numbers.
 
 schedule(progress, site) -> alpha -> gate(alpha, noise) -> weight
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from segue.errors import PlanError
 from segue.gates import Noise
-from segue.losses import strength
+from segue.losses import weight_at
 from segue.plan import Plan
-from segue.schedules import is_hold, share
+from segue.schedules import alpha_at, is_hold
 from segue.sites import Site
 
-LOOK_AHEAD = 10_000  # at most so many steps are asked whether a teacher will be needed again
+CLOSING_GROUPS = 2  # takeovers in compiled code: with evaluation and guidance that stays below torch's limit of 8 graphs
+LOOK_AHEAD = 10_000  # at most this many later steps are asked whether they need a teacher
 
 
 @dataclass(frozen=True)
-class SiteMoment:
+class SiteState:
     """One site at one step."""
 
     alpha: float  # the teacher's share
@@ -39,27 +41,49 @@ class SiteMoment:
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepState:
     """All sites at one step, by name, and the strength of the distillation."""
 
-    sites: dict[str, SiteMoment]
+    sites: dict[str, SiteState]
     distill: float
 
 
-def moment(plan: Plan, sites: list[Site], step: int, total: int | None) -> Moment:
-    """Ask schedule, gate and losses what a step looks like; changes nothing and refuses what makes no sense."""
+def step_state(plan: Plan, sites: list[Site], step: int, total: int | None) -> StepState:
+    """Ask schedule, gate and losses about a step; change nothing, and refuse values that make no sense."""
     progress = progress_at(step, total)
-    distill = 0.0 if plan.distill is None else strength(plan.distill, progress, sites[0])
-    return Moment({site.name: _at(plan, site, step, progress) for site in sites}, distill)
+    distill = 0.0 if plan.distill is None else weight_at(plan.distill, progress, sites[0])
+    return StepState({site.name: _at(plan, site, step, progress) for site in sites}, distill)
 
 
 def progress_at(step: int, total: int | None) -> float:
-    """Return the share of the run that is done; 0 while its length is not known, 1 past its end."""
+    """Return the fraction of the run that is done; 0 while its length is not known, 1 past its end."""
     return 0.0 if total is None else min(1.0, step / total)
 
 
+def checked_total(total: int) -> int:
+    """Refuse a run without a positive number of steps."""
+    if isinstance(total, bool) or not isinstance(total, int) or total < 1:
+        raise PlanError(
+            f"total_steps must be a positive integer, got {total!r}.",
+            "It is the number of optimizer steps of the run.",
+            "count them: epochs * len(loader) // accumulation.",
+        )
+    return total
+
+
+def closed_in_graphs(closed: set[str], before: set[str], sites: int) -> set[str]:
+    """Return the sites whose teachers compiled code leaves out: they close in few groups, because each is a recompile.
+
+    >>> closed_in_graphs({"a"}, set(), sites=4), sorted(closed_in_graphs({"a", "b"}, set(), sites=4))
+    (set(), ['a', 'b'])
+    """
+    seen = before & closed
+    full_group = len(closed) - len(seen) >= math.ceil(sites / CLOSING_GROUPS)
+    return closed if full_group or len(closed) == sites else seen
+
+
 def closed_for_good(plan: Plan, site: Site, step: int, total: int) -> bool:
-    """Tell whether no later step needs the teacher of a site."""
+    """Return whether no later step needs the teacher of a site."""
     if hasattr(plan.schedule, "observe") and step < total:
         return False  # a schedule that adapts cannot be asked about the future
     return not any(_at(plan, site, later, progress_at(later, total)).needs_teacher for later in _ahead(step, total))
@@ -71,13 +95,13 @@ def _ahead(step: int, total: int) -> Iterator[int]:
     yield total
 
 
-def _at(plan: Plan, site: Site, step: int, progress: float) -> SiteMoment:
-    alpha = share(plan.schedule, progress, site)
-    return SiteMoment(
+def _at(plan: Plan, site: Site, step: int, progress: float) -> SiteState:
+    alpha = alpha_at(plan.schedule, progress, site)
+    return SiteState(
         alpha=alpha,
         weight=_weight(plan, alpha, Noise(plan.seed, step, site.name), site),
         mean=_weight(plan, alpha, None, site),
-        guidance=0.0 if plan.guidance is None else strength(plan.guidance, progress, site),
+        guidance=0.0 if plan.guidance is None else weight_at(plan.guidance, progress, site),
         hold=alpha == 1.0 and is_hold(plan.schedule, progress, site),
     )
 
@@ -86,8 +110,8 @@ def _weight(plan: Plan, alpha: float, noise: Noise | None, site: Site) -> float:
     weight = plan.gate(alpha, noise)
     if not (isinstance(weight, int | float) and 0.0 <= weight <= 1.0):
         raise PlanError(
-            f"the gate was asked for the student's weight at site {site.name!r}, alpha {alpha:.4g}.",
-            f"It returned {weight!r}.",
-            "return a number from 0 to 1.",
+            f"the gate must return a number from 0 to 1, got {weight!r}.",
+            f"It was called with alpha {alpha:.4g} for site {site.name!r}.",
+            "return the student's weight: 0 is the teacher alone, 1 the student alone.",
         )
     return float(weight)

@@ -77,3 +77,13 @@ def fingerprint(tensors: dict[str, Tensor]) -> str:
 def full(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor that may be sharded over ranks."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def sharded_like(value: Tensor, target: Tensor) -> Tensor:
+    """Shard a full tensor over ranks as its target is sharded."""
+    if not hasattr(target, "full_tensor"):
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(target, DTensor)
+    return distribute_tensor(value.to(target.device), target.device_mesh, target.placements)

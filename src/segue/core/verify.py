@@ -1,26 +1,29 @@
-"""Verification: prove on the user's own batch that a handover is exact."""
+"""Verification: prove on the user's own batch that a handover is exact, and notice an optimizer that cannot train it."""
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
-from segue.core import surgery
 from segue.core.blending import tensors
-from segue.core.measuring import gradients, set_aside
 from segue.core.seam import Seam, View, Watch
+from segue.core.surgery import in_place_of_seams
 from segue.core.tensor_files import fingerprint
-from segue.errors import SegueWarning, VerificationError
+from segue.core.views import gradients, isolated
+from segue.errors import HandoverError, SegueWarning, VerificationError
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
 
-STARVED = 0.05  # a site whose gradient falls below this share of what the teacher would let pass
+STARVED = 0.05  # a site whose gradient is below this fraction of the one with teacher_gradient=True
+PATIENCE = 8  # optimizer steps without a handover.step() before it counts as missing
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
     """Run every check and raise if one fails; the model, its modes, its random state and its step stay as they were."""
     report = Verification()
     model, seams = handover.model, handover.seams
-    with set_aside(handover):
+    with isolated(handover):
         call = _Call(model, args, kwargs)
         with handover.as_teacher():
             teachers_view = call()
@@ -71,13 +74,13 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
                 pairs = {name: seam.records for name, seam in seams.items()}
         report.add("every site is called", [] if handover.plan.unreached == "ignore" else missed)
 
-        with surgery.in_place_of_seams(model, {s: _teacher(seams[s.name]) for s in handover.sites}):
+        with in_place_of_seams(model, {s: _teacher(seams[s.name]) for s in handover.sites}):
             report.add("teacher-only equals the original model, bit for bit", _differences(call(), teachers_view))
-        with surgery.in_place_of_seams(model, {s: seams[s.name].student for s in handover.sites}):
+        with in_place_of_seams(model, {s: seams[s.name].student for s in handover.sites}):
             report.add("student-only equals the finalized model, bit for bit", _differences(call(), students_view))
 
-        wild = [name for name, kept in pairs.items() if any(_finite(t) and not _finite(s) for t, s in kept)]
-        report.add("every student returns finite numbers where its teacher does", wild)
+        infinite = [name for name, records in pairs.items() if any(_finite(t) and not _finite(s) for t, s in records)]
+        report.add("every student returns finite numbers where its teacher does", infinite)
         hashes = {name: fingerprint(_teacher(seam).state_dict()) for name, seam in seams.items()}
         changed = [name for name, digest in hashes.items() if digest != seams[name].teacher_hash]
         report.add("teachers are unchanged", changed)
@@ -92,9 +95,9 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
     if not report.passed:
         failed = [check for check in report.checks if not check.passed]
         raise VerificationError(
-            f"the handover was to be verified at {len(seams)} sites.",
-            f"{len(failed)} of {len(report.checks)} checks failed.\n{report}",
-            "mend what FAIL names; handover.cancel_() brings the original model back.",
+            f"{len(failed)} of {len(report.checks)} checks failed.",
+            f"The handover has {len(seams)} sites.\n{report}",
+            "fix what FAIL names; handover.cancel_() brings the original model back.",
         )
     return report
 
@@ -115,10 +118,9 @@ class _Call:
 def _check_gradients(handover: Handover, call: _Call, report: Verification, sites: list[str]) -> None:
     """Take gradients at weight 0.5, as planned and with the gradient passing the teachers."""
     for seam in handover.seams.values():
-        seam.set_weight(0.5, 0.5)
-        seam.view, seam.hold, seam.closed = View.BLEND, False, False
+        seam.configure(weight=0.5, mean=0.5, view=View.BLEND, hold=False)
     named = [(site, f"{site}.{name}", p) for site in sites for name, p in handover.seams[site].student.named_parameters()]
-    missing, wild = [], []
+    missing, infinite = [], []
     norms: list[dict[str, float]] = []
     for passes in (False, True):
         for seam in handover.seams.values():
@@ -129,20 +131,20 @@ def _check_gradients(handover: Handover, call: _Call, report: Verification, site
             if gradient is None:
                 missing.append(name)
             elif not gradient.isfinite().all():
-                wild.append(name)
+                infinite.append(name)
             else:
                 norms[-1][site] += gradient.float().square().sum().item()
     problems = [f"{name} received none" for name in dict.fromkeys(missing)]
-    problems += [f"{name} is not finite" for name in dict.fromkeys(wild)]
+    problems += [f"{name} is not finite" for name in dict.fromkeys(infinite)]
     report.add("every student parameter receives a finite gradient", problems)
 
     planned, possible = norms
     report.gradient_norms = {site: value**0.5 for site, value in planned.items()}
     starved = [site for site in sites if planned[site] < STARVED**2 * possible[site]]
     if starved:
-        share = min((planned[site] / possible[site]) ** 0.5 for site in starved)
+        least = min((planned[site] / possible[site]) ** 0.5 for site in starved)
         report.warnings.append(
-            f"{len(starved)} of {len(sites)} sites ({starved[0]!r} first) receive as little as {share:.1e} of the gradient "
+            f"{len(starved)} of {len(sites)} sites ({starved[0]!r} first) receive as little as {least:.1e} of the gradient "
             "that could reach them, because it stops at later teachers: these sites contain their residual connection. "
             "Plan with teacher_gradient=True."
         )
@@ -174,3 +176,54 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(*(x.detach().reshape(-1).contiguous().view(torch.uint8) for x in (a, b)))
+
+
+class OptimizerWatch:
+    """Remember which optimizers stepped since the handover moved."""
+
+    def __init__(self, model: nn.Module, students: list[nn.Module]) -> None:
+        self.model = model
+        self.students = students
+        self.forget(0)
+
+    def forget(self, step: int) -> None:
+        """Start again: the handover has moved to a step."""
+        self.step = step
+        self.with_students: dict[int, int] = {}  # how often each
+        self.without_students = False  # one that holds other parameters of this model
+
+    def listen(self) -> RemovableHandle:
+        """Listen to every optimizer step in the process, without staying alive for it."""
+        reference = weakref.ref(self)
+
+        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            alive = reference()
+            if alive is not None:
+                alive.stepped(optimizer)
+
+        return register_optimizer_step_post_hook(stepped)
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Note what an optimizer holds, and refuse to go without `handover.step()`."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        trained = [p for student in self.students for p in student.parameters()]
+        trained = trained or list(self.model.parameters())  # students without parameters: the model around them adapts
+        if not any(id(p) in held for p in trained):
+            self.without_students |= any(id(p) in held for p in self.model.parameters())
+            return
+        times = self.with_students[id(optimizer)] = self.with_students.get(id(optimizer), 0) + 1
+        if times > PATIENCE:
+            raise HandoverError(
+                f"the optimizer has stepped {times} times without a handover.step().",
+                f"Alpha stands still: the handover is at step {self.step}.",
+                "call handover.step() after every optimizer.step().",
+            )
+
+    def refuse_foreign(self) -> None:
+        """Refuse an optimizer that trains the model without its students."""
+        if self.without_students and not self.with_students:
+            raise HandoverError(
+                "the optimizer does not hold the students.",
+                "It holds other parameters of this model: it was built before replace_.",
+                "build it after replace_: torch.optim.AdamW(handover.parameters(), ...).",
+            )

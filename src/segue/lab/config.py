@@ -11,9 +11,10 @@ from typing import Any
 from segue import data as sources
 from segue.diagnostics.recorder import VARIANCE
 from segue.errors import ConfigError, nearest
-from segue.lab import models, tasks
-from segue.lab.tasks import Task
+from segue.lab.models import SentenceClassifier, SmallViT, Timm
+from segue.lab.tasks import ImageTask, SentenceTask, Task
 from segue.plan import Plan
+from segue.settings import Serializer, first_names, public_kinds
 from segue.training.recipe import Recipe
 
 NAMES = ("experiment", "method", "label", "group")  # of a run for people; they do not change its numbers
@@ -50,9 +51,9 @@ class Run:
     teacher: Teacher
     recipe: Recipe
     batch: int = 128
-    share: float = 1.0  # of the training data, available to the replacement
-    looks: tuple[int, ...] | int = 20
-    diagnostics: tuple[str, ...] = (VARIANCE,)  # what is measured at the looks beside scores: see diagnostics.recorder
+    data_fraction: float = 1.0  # of the training data, available to the replacement
+    evaluations: tuple[int, ...] | int = 20  # at which steps, or how many
+    diagnostics: tuple[str, ...] = (VARIANCE,)  # measured at every evaluation: see diagnostics.recorder
     seed: int = 0
 
     @property
@@ -62,57 +63,31 @@ class Run:
         return "-".join("".join(c if c.isalnum() or c in "._%" else "_" for c in part) for part in parts if part != "all")
 
 
-KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for room in (models, sources, tasks)
-    for kind in vars(room).values()
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and not kind.__name__.startswith("_")
-} | {kind.__name__: kind for kind in (Recipe, Stage, Teacher, Run)}
+SETTINGS = (ImageTask, SentenceTask, SmallViT, Timm, SentenceClassifier, Plan, Recipe, Stage, Teacher, Run)
+SERIALIZER = Serializer(
+    kinds=public_kinds(sources) | {kind.__name__: kind for kind in SETTINGS},
+    error=ConfigError,
+    hint="a run with your own parts resumes by `segue grid` and the file that made it.",
+)
 
 
 def to_dict(value: Any) -> Any:
     """Describe a configuration as plain data."""
-    if isinstance(value, Plan):
-        return {"kind": "Plan", **value.to_dict()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        name = type(value).__name__
-        return {"kind": name, **fields} if KINDS.get(name) is type(value) else {"unsaved": type(value).__qualname__, **fields}
-    if isinstance(value, tuple | list):
-        return [to_dict(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return {"unsaved": getattr(value, "__qualname__", type(value).__qualname__)}
+    return SERIALIZER.encode(value)
 
 
 def from_dict(data: Any) -> Any:
     """Rebuild a configuration; only Segue's own kinds can be named, so no foreign code runs."""
-    if isinstance(data, list):
-        return tuple(from_dict(item) for item in data)
-    if not isinstance(data, dict):
-        return data
-    fields = dict(data)
-    kind = fields.pop("kind", fields.get("unsaved"))
-    if kind == "Plan":
-        return Plan.from_dict(fields)
-    if kind not in KINDS:
-        raise ConfigError(
-            f"a configuration was to be rebuilt from its {kind!r}.",
-            f"That is not one of Segue's own. {nearest(str(kind), list(KINDS))}",
-            "a run with your own parts goes on by `segue grid` with the file that made it.",
-        )
-    known = {f.name for f in dataclasses.fields(KINDS[kind])}
-    for name in fields:
-        if name not in known:
-            raise ConfigError(
-                f"{kind} has no setting {name!r}.", nearest(name, sorted(known)), "it may come from another version."
-            )
-    return KINDS[kind](**{name: from_dict(value) for name, value in fields.items()})
+    return SERIALIZER.decode(data, "config")
 
 
 def config_hash(config: Run | Teacher) -> str:
-    """Hash what decides the numbers of a run."""
-    data = {name: value for name, value in to_dict(config).items() if name not in NAMES}
+    """Hash what decides the numbers of a run.
+
+    A changed value, a new setting or a removed one changes the hash, and so does the class of a part. Names for people, renamed
+    settings and moved files do not.
+    """
+    data = {name: value for name, value in first_names(to_dict(config)).items() if name not in NAMES}
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -126,8 +101,8 @@ def changed(config: Any, path: str, value: Any) -> Any:
     known = [f.name for f in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
     if name not in known:
         raise ConfigError(
-            f"the setting {path!r} was to be changed.",
-            f"{type(config).__name__} has none of that name. {nearest(name, known)}",
+            f"{type(config).__name__} has no setting {name!r}.",
+            nearest(name, known),
             "settings are named by their path, for example recipe.lr=1e-3.",
         )
     inner = changed(getattr(config, name), rest, value) if rest else value

@@ -1,13 +1,22 @@
-"""Intervals: what a handful of seeds says about a mean, by Student's t."""
+"""Statistics: what a handful of seeds or examples says about a mean, with 95 % intervals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from scipy.special import ndtri, stdtr, stdtrit
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEVEL = 0.95
+UPPER = (1 + LEVEL) / 2  # the quantile at the upper end of a two-sided interval
+NORMAL = float(ndtri(UPPER))
+
+Interval: TypeAlias = dict[str, Any]  # mean, low and high (None for a single example) and n, as saved in JSON
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,7 @@ class Estimate:
     asked: int  # seeds that were run
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether every seed gave a value."""
         return self.n == self.asked
 
@@ -36,7 +45,7 @@ class Difference:
 
     @property
     def excludes_zero(self) -> bool | None:
-        """Whether the interval leaves zero out; None where there is no interval."""
+        """Whether the interval excludes zero; None where there is no interval."""
         return None if self.half is None else abs(self.mean) > self.half
 
 
@@ -78,62 +87,62 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-@lru_cache(maxsize=256)
-def t_quantile(probability: float, degrees: int) -> float:
-    """Invert Student's t distribution for a probability of at least one half."""
-    tail = 2 * (1 - probability)
-    low, high = 0.0, 1.0
-    while t_tails(high, degrees) > tail:
-        high *= 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_tails(middle, degrees) > tail else (low, middle)
-    return (low + high) / 2
+def mean_interval(values: Tensor) -> Interval:
+    """Estimate a mean from one value per example, by Student's t.
+
+    >>> from torch import tensor
+    >>> found = mean_interval(tensor([1.0, 2.0, 3.0]))
+    >>> found["mean"], round(found["high"], 3), found["n"]
+    (2.0, 4.484, 3)
+    """
+    found = estimate(values.double().tolist())
+    if found is None:
+        return {"mean": math.nan, "low": None, "high": None, "n": 0}
+    if found.half is None:
+        return {"mean": found.mean, "low": None, "high": None, "n": 1}
+    return {"mean": found.mean, "low": found.mean - found.half, "high": found.mean + found.half, "n": found.n}
 
 
-def t_tails(t: float, degrees: int) -> float:
-    """Give the probability that Student's t lies further from zero than `t`, on either side."""
-    return _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5)
+def proportion_interval(hits: Tensor) -> Interval:
+    """Estimate a proportion from one value per example, 0 or 1, by Wilson's interval: ten of ten does not prove 100 %.
+
+    Values between 0 and 1, such as the fraction of a text's tokens, have a spread of their own: by Student's t, within 0 to 1.
+
+    >>> from torch import ones
+    >>> found = proportion_interval(ones(10))
+    >>> found["mean"], round(found["low"], 3), found["high"]
+    (1.0, 0.722, 1.0)
+    """
+    if not bool(((hits == 0) | (hits == 1)).all()):
+        found = mean_interval(hits)
+        low, high = found["low"], found["high"]
+        return found if low is None else {**found, "low": max(0.0, low), "high": min(1.0, high)}
+    n, p, z = hits.numel(), hits.double().mean().item(), NORMAL
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return {"mean": p, "low": max(0.0, min(p, middle - half)), "high": min(1.0, max(p, middle + half)), "n": n}
+
+
+def transform(function: Callable[[float], float], found: Interval) -> Interval:
+    """Apply an increasing function to an interval, such as a loss to a perplexity."""
+    scaled = {key: None if found[key] is None else function(found[key]) for key in ("mean", "low", "high")}
+    return {**scaled, "n": found["n"]}
+
+
+def exponential(value: float) -> float:
+    """Return e to a power, or infinity."""
+    return math.exp(value) if value < 700 else math.inf
 
 
 def _half_width(values: Sequence[float], mean: float) -> float | None:
     if len(values) < 2:
         return None
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    return t_quantile((1 + LEVEL) / 2, len(values) - 1) * deviation / math.sqrt(len(values))
+    return float(stdtrit(len(values) - 1, UPPER)) * deviation / math.sqrt(len(values))
 
 
 def _p_value(mean: float, half: float, degrees: int) -> float:
-    error = half / t_quantile((1 + LEVEL) / 2, degrees)
+    error = half / float(stdtrit(degrees, UPPER))
     if error <= 1e-12 * max(abs(mean), 1e-12):  # all differences are equal, up to rounding
         return 1.0 if abs(mean) <= 1e-12 else 0.0
-    return t_tails(mean / error, degrees)
-
-
-def _incomplete_beta(x: float, a: float, b: float) -> float:
-    if x <= 0 or x >= 1:
-        return 0.0 if x <= 0 else 1.0
-    if x > (a + 1) / (a + b + 2):  # the fraction converges fast only on this side
-        return 1 - _incomplete_beta(1 - x, b, a)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    return front * _beta_fraction(x, a, b) / a
-
-
-def _beta_fraction(x: float, a: float, b: float) -> float:
-    tiny = 1e-300  # Lentz's method: stands for a zero that would be divided by
-    c, d = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1), tiny)
-    fraction = d
-    for m in range(1, 500):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for numerator in (even, odd):
-            d = 1 / _away_from_zero(1 + numerator * d, tiny)
-            c = _away_from_zero(1 + numerator / c, tiny)
-            fraction *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return fraction
-
-
-def _away_from_zero(value: float, tiny: float) -> float:
-    return value if abs(value) > tiny else tiny
+    return 2 * float(stdtr(degrees, -abs(mean) / error))

@@ -1,4 +1,4 @@
-"""The stream of batches: epoch after epoch, from any iterable, the same after a resume, split among processes."""
+"""The stream of batches: epoch after epoch, from any iterable, in the same order after a resume, split among processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from segue.errors import DataError
 
 
 class Stream:
-    """Yield batches for ever, and start again at any place.
+    """Yield batches without end, from the first or from any later one.
 
-    Whatever shuffles with the global random states (a DataLoader) gets states made of (seed, epoch) when an epoch begins, so
-    a resumed run sees the order of an undisturbed one; what was seen before is read again and left out.
+    Whatever shuffles with the global random states (a DataLoader) gets states made of (seed, epoch) when an epoch starts, so
+    a resumed run sees the batches in the order of an uninterrupted one; those before it are read again and skipped.
     """
 
     def __init__(self, batches: Iterable[Any], *, seed: int = 0) -> None:
@@ -31,7 +31,7 @@ class Stream:
         self._once = isinstance(batches, Iterator)
 
     def skip(self, count: int) -> None:
-        """Leave out so many batches."""
+        """Skip this many batches."""
         if self.per_epoch is not None and not self._once:
             self.epoch, count = divmod(count, self.per_epoch)
         for _ in range(count):
@@ -49,24 +49,24 @@ class Stream:
         return self._first()
 
     def _first(self) -> Any:
-        """Begin an epoch and return its first batch, whose request is what makes a DataLoader shuffle."""
+        """Start an epoch and return its first batch, whose request is what makes a DataLoader shuffle."""
         if self._once and self.epoch > 0:
             raise DataError(
-                "another pass over the batches was to begin.",
-                f"They are a generator, which ended after {self.taken} batches and cannot begin again.",
+                "the training needs more batches than there are.",
+                f"They come from a generator, which ended after {self.taken} batches and cannot be read again.",
                 "give something that can be read more than once (a DataLoader, a list), or fewer steps.",
             )
         self.taken = 0
-        for listener in (self.batches, getattr(self.batches, "sampler", None)):
-            if callable(tell := getattr(listener, "set_epoch", None)):
-                tell(self.epoch)
+        for source in (self.batches, getattr(self.batches, "sampler", None)):
+            if callable(set_epoch := getattr(source, "set_epoch", None)):
+                set_epoch(self.epoch)
         with randomness.kept():
             randomness.seed_all(self.seed, self.epoch, 0x5E6)
             self._iterator = iter(self.batches)
             for batch in self._iterator:
                 self.taken = 1
                 return batch
-        raise DataError("a batch was to be read.", "There are no batches.", "give an iterable that yields at least one.")
+        raise DataError("there are no batches.", "The iterable yields nothing.", "give one that yields at least one batch.")
 
 
 def part_for(batch: Any, rank: int, world: int) -> tuple[Any, float]:
@@ -89,7 +89,7 @@ def part_for(batch: Any, rank: int, world: int) -> tuple[Any, float]:
 
 
 def size(batch: Any) -> int:
-    """Return how many examples a batch holds: the length of its first tensor.
+    """Return the number of examples in a batch: the length of its first tensor.
 
     >>> import torch
     >>> size({"ids": torch.zeros(8, 3)})

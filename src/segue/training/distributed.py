@@ -1,4 +1,4 @@
-"""The processes that train: devices, precision and trackers by Accelerate; DDP, FSDP2 and compilation of the model."""
+"""The processes of a training: devices, precision and trackers by Accelerate; DDP, FSDP2 and compilation of the model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,45 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from segue.errors import ConfigError, MissingExtraError, nearest
-from segue.training.evaluation import Processes
+from segue.training.batches import mapped, part_for
 from segue.training.recipe import Recipe
+
+
+class Processes:
+    """The processes that train together; a single one unless more were launched."""
+
+    def __init__(self, device: torch.device, rank: int = 0, world: int = 1, *, split: bool = True) -> None:
+        self.device = device
+        self.rank = rank
+        self.world = world
+        self.split = split  # every process reads the same batches and takes its part
+
+    def part(self, batch: Any) -> tuple[Any, float]:
+        """Return this process' part of a batch, on its device, and the part's weight in the mean."""
+        part, weight = part_for(batch, self.rank, self.world) if self.split else (batch, 1.0)
+        return mapped(lambda tensor: tensor.to(self.device, non_blocking=True), part), weight
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        if self.world > 1:
+            torch.distributed.barrier()
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum a tensor over the processes."""
+        if self.world == 1:
+            return values
+        here = values.to(self.device)
+        torch.distributed.all_reduce(here)
+        return here.to(values.device)
+
+
+def launched() -> Processes:
+    """Connect the processes that were launched together (torchrun, accelerate launch), and return them."""
+    state = _accelerate("PartialState")(cpu=not torch.accelerator.is_available())
+    return Processes(state.device, state.process_index, state.num_processes)
 
 
 def accelerator(recipe: Recipe, trackers: Sequence[str], folder: Path | None) -> Any:
@@ -20,10 +54,8 @@ def accelerator(recipe: Recipe, trackers: Sequence[str], folder: Path | None) ->
     from accelerate.state import AcceleratorState
 
     if recipe.precision == "fp16" and not torch.accelerator.is_available():
-        raise ConfigError(
-            "Recipe(precision='fp16') was asked for.", "There is no GPU, and a CPU has no fp16 training.", "use 'bf16' here."
-        )
-    _require_trackers(trackers, folder)
+        raise ConfigError("Recipe(precision='fp16') needs a GPU.", "A CPU has no fp16 training.", "use 'bf16' here.")
+    _check_trackers(trackers, folder)
     AcceleratorState._reset_state()  # an earlier fit in this process may have had another precision
     made = make(
         cpu=not torch.accelerator.is_available(),
@@ -31,18 +63,18 @@ def accelerator(recipe: Recipe, trackers: Sequence[str], folder: Path | None) ->
         log_with=list(trackers) or None,
         project_dir=None if folder is None else str(folder),
     )
-    made.sync_gradients = True  # an Accelerator of the user may have left it False, and it is one for all of them
+    made.sync_gradients = True  # all Accelerators share it, and one of the user's may have left it False
     return made
 
 
 def spread(model: nn.Module, units: Iterable[nn.Module], recipe: Recipe, processes: Processes) -> nn.Module:
-    """Wrap a model as the launch asks: FSDP2, each unit for itself, or DDP, or not at all; and compile it."""
+    """Wrap a model for several processes (FSDP2 with each unit on its own, or DDP), and compile it if the recipe says so."""
     network = model
     if processes.world > 1 and recipe.shard:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        _require_same_weights(model, processes)
+        _check_same_weights(model, processes)
         mesh = init_device_mesh(processes.device.type, (processes.world,))
         for unit in units:
             fully_shard(unit, mesh=mesh)
@@ -53,37 +85,29 @@ def spread(model: nn.Module, units: Iterable[nn.Module], recipe: Recipe, process
     return torch.compile(network) if recipe.compile else network  # type: ignore[return-value]
 
 
-def _require_same_weights(model: nn.Module, processes: Processes) -> None:
-    """Refuse to shard what differs between processes; DDP would send the first one's weights to all, FSDP2 mixes them."""
+def _check_same_weights(model: nn.Module, processes: Processes) -> None:
+    """Refuse to shard weights that differ: DDP would broadcast those of the first process, FSDP2 mixes them."""
     sums = torch.stack([parameter.detach().double().sum().to(processes.device) for parameter in model.parameters()])
     mean = processes.total(sums) / processes.world
     apart = processes.total((~torch.isclose(sums, mean, rtol=1e-6, equal_nan=True)).double())  # every process must know
     different = [name for (name, _), count in zip(model.named_parameters(), apart.tolist(), strict=True) if count]
     if different:
         raise ConfigError(
-            f"a model was to be sharded over {processes.world} processes.",
-            f"They hold different weights ({different[0]!r} first).",
-            "load the whole model in each; transformers needs FSDP_CPU_RAM_EFFICIENT_LOADING=false for that.",
+            f"a model cannot be sharded over {processes.world} processes that hold different weights.",
+            f"The first parameter that differs is {different[0]!r}.",
+            "load the complete model in each process; transformers needs FSDP_CPU_RAM_EFFICIENT_LOADING=false for that.",
         )
-
-
-def launched() -> Processes:
-    """Return the processes that were launched together (torchrun, accelerate launch), connected."""
-    state = _accelerate("PartialState")(cpu=not torch.accelerator.is_available())
-    return Processes(state.device, state.process_index, state.num_processes)
 
 
 def _accelerate(name: str) -> Any:
     try:
         import accelerate
     except ImportError:
-        raise MissingExtraError(
-            "a model was to be trained by fit().", "Accelerate is not installed.", "pip install segue[train]"
-        ) from None
+        raise MissingExtraError("training needs Accelerate.", "It is not installed.", "pip install segue[train]") from None
     return getattr(accelerate, name)
 
 
-def _require_trackers(trackers: Sequence[str], folder: Path | None) -> None:
+def _check_trackers(trackers: Sequence[str], folder: Path | None) -> None:
     if not trackers:
         return
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
@@ -92,8 +116,9 @@ def _require_trackers(trackers: Sequence[str], folder: Path | None) -> None:
     for name in trackers:
         if name not in LOGGER_TYPE_TO_CLASS:
             known = [str(tracker) for tracker in LOGGER_TYPE_TO_CLASS]
-            raise ConfigError(f"the tracker {name!r} was asked for.", nearest(name, known), "these are Accelerate's trackers.")
+            raise ConfigError(f"there is no tracker {name!r}.", nearest(name, known), "choose one of Accelerate's trackers.")
         if name not in available:
-            raise ConfigError(f"the tracker {name!r} was asked for.", "Its package is not installed.", f"pip install {name}")
+            raise ConfigError(f"the tracker {name!r} cannot start.", "Its package is not installed.", f"pip install {name}")
     if folder is None:
-        raise ConfigError(f"the trackers {', '.join(trackers)} were asked for.", "They need a place.", "give fit a folder=.")
+        names = ", ".join(trackers)
+        raise ConfigError(f"the trackers ({names}) have no folder to write to.", "folder is None.", "give fit a folder=.")

@@ -1,95 +1,43 @@
-"""Looking at a model in training: its scores as it is, those of the students alone, and how alike the two sides are."""
+"""Evaluations of a training: at which steps, on which batches, and the log of what they measure."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from segue.core.blending import padding_mask
 from segue.core.handover import Handover
-from segue.core.surgery import evaluating
+from segue.core.modes import evaluating
 from segue.similarity import Similarity
-from segue.training.batches import mapped, part_for, size
+from segue.training.batches import size
+from segue.training.distributed import Processes
+from segue.training.tasks import Scores
 
-LossFn: TypeAlias = Callable[[nn.Module, Any], Tensor]  # (model, batch) -> scalar
-Scores: TypeAlias = Callable[[nn.Module, Any], Mapping[str, Tensor]]  # (model, batch) -> one number per example, by name
 
+def evaluation_steps(evaluations: int | Sequence[int], total: int) -> frozenset[int]:
+    """Return the steps after which to evaluate: this many at even distances, or these; always the last.
 
-class Classification:
-    """Cross-entropy on (inputs, labels), or on a mapping that holds `labels`; it also scores.
-
-    >>> task = Classification(label_smoothing=0.1)
-    >>> task(nn.Identity(), (torch.eye(3), torch.tensor([0, 1, 2]))).item() > 0
-    True
+    >>> sorted(evaluation_steps(4, 100))
+    [25, 50, 75, 100]
     """
-
-    def __init__(self, *, label_smoothing: float = 0.0) -> None:
-        self.label_smoothing = label_smoothing
-
-    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        logits, labels = self._answer(model, batch)
-        return F.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
-
-    def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return accuracy and (unsmoothed) loss of every example."""
-        logits, labels = self._answer(model, batch)
-        loss = F.cross_entropy(logits.float(), labels, reduction="none")
-        return {"accuracy": (logits.argmax(-1) == labels).float(), "loss": loss}
-
-    def _answer(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        if isinstance(batch, Mapping):
-            inputs = {name: value for name, value in batch.items() if name != "labels"}
-            output, labels = model(**inputs), batch["labels"]
-        else:
-            *given, labels = batch
-            output = model(*given)
-        return getattr(output, "logits", output), labels
+    if isinstance(evaluations, int):
+        evaluations = [round(total * i / evaluations) for i in range(1, evaluations + 1)]
+    return frozenset({*evaluations, total})
 
 
-class Processes:
-    """The processes that train together; one alone if nobody launched more."""
-
-    def __init__(self, device: torch.device, rank: int = 0, world: int = 1, *, split: bool = True) -> None:
-        self.device = device
-        self.rank = rank
-        self.world = world
-        self.split = split  # every process reads the same batches and takes its part
-
-    def part(self, batch: Any) -> tuple[Any, float]:
-        """Return this process' part of a batch, on its device, and the part's weight in the mean."""
-        part, weight = part_for(batch, self.rank, self.world) if self.split else (batch, 1.0)
-        return mapped(lambda tensor: tensor.to(self.device, non_blocking=True), part), weight
-
-    def wait(self) -> None:
-        """Wait until every process is here."""
-        if self.world > 1:
-            torch.distributed.barrier()
-
-    def total(self, values: Tensor) -> Tensor:
-        """Sum a tensor over the processes."""
-        if self.world == 1:
-            return values
-        here = values.to(self.device)
-        torch.distributed.all_reduce(here)
-        return here.to(values.device)
-
-
-def padding_mask(batch: Any) -> Tensor | None:
-    """Return the attention mask of a Hugging Face batch, 1 where a token counts."""
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
-
-
-class Evaluation:
-    """Score a model on held-out batches."""
+class Evaluator:
+    """Score a model on validation batches."""
 
     def __init__(self, batches: Iterable[Any], scores: Scores, processes: Processes, autocast: Callable[[], Any]) -> None:
-        self.batches = list(batches) if isinstance(batches, Iterator) else batches  # read at every look
+        self.batches = list(batches) if isinstance(batches, Iterator) else batches  # every evaluation reads them
         self.scores = scores
         self.processes = processes
         self.autocast = autocast
@@ -102,37 +50,37 @@ class Evaluation:
 
     @torch.no_grad()
     def of_students(self, handover: Handover) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-        """Return the scores of the students alone and, from the first batch, how alike the sides are at every site."""
-        alike: dict[str, dict[str, float]] = {}
+        """Return the scores of the students alone and, from the first batch, how similar the sides are at every site."""
+        similar: dict[str, dict[str, float]] = {}
         with evaluating(handover.model), handover.as_student():
-            scores = self._mean(self._parts(handover.model, handover, alike))
-        return scores, alike
+            scores = self._mean(self._parts(handover.model, handover, similar))
+        return scores, similar
 
     def _parts(
-        self, model: nn.Module, handover: Handover | None, alike: dict[str, dict[str, float]]
+        self, model: nn.Module, handover: Handover | None, similar: dict[str, dict[str, float]]
     ) -> Iterator[tuple[dict[str, Tensor], float]]:
-        teachers_there = handover is not None and all(seam.teacher is not None for seam in handover.seams.values())
+        has_teachers = handover is not None and all(seam.teacher is not None for seam in handover.seams.values())
         for index, batch in enumerate(self.batches):
             part, weight = self.processes.part(batch)
             share = weight / self.processes.world
-            first = index == 0 and teachers_there
+            first = index == 0 and has_teachers
             comparing: AbstractContextManager[Any] = nullcontext({})
             if first and handover is not None:
                 comparing = handover.comparing(padding_mask(part))
             with comparing as found, self.autocast():
                 scores = self.scores(model, part)
             if first:
-                alike |= self._agreed(found, share)
+                similar |= self._averaged(found, share)
             yield dict(scores), size(batch) * share if self.processes.split else size(part)
 
-    def _agreed(self, alike: dict[str, Similarity], share: float) -> dict[str, dict[str, float]]:
+    def _averaged(self, found: dict[str, Similarity], share: float) -> dict[str, dict[str, float]]:
         """Average what each process measured on its share of the batch."""
         if self.processes.world == 1:
-            return {name: {"cosine": site.cosine, "relative_error": site.relative_error} for name, site in alike.items()}
-        mine = torch.tensor([[site.cosine, site.relative_error**2] for site in alike.values()], dtype=torch.float64)
+            return {name: {"cosine": site.cosine, "relative_error": site.relative_error} for name, site in found.items()}
+        mine = torch.tensor([[site.cosine, site.relative_error**2] for site in found.values()], dtype=torch.float64)
         means = self.processes.total(mine * share).tolist()  # of squares: a relative error is the root of a mean
         return {
-            name: {"cosine": c, "relative_error": math.sqrt(square)} for name, (c, square) in zip(alike, means, strict=True)
+            name: {"cosine": c, "relative_error": math.sqrt(square)} for name, (c, square) in zip(found, means, strict=True)
         }
 
     def _mean(self, parts: Iterable[tuple[dict[str, Tensor], float]]) -> dict[str, float]:
@@ -144,3 +92,87 @@ class Evaluation:
                 sums[name] = sums.get(name, 0.0) + value.detach().cpu().double().mean() * examples
         totals = self.processes.total(torch.stack([*sums.values(), torch.tensor(count, dtype=torch.float64)]))
         return {name: (total / totals[-1]).item() for name, total in zip(sums, totals, strict=False)}
+
+
+class RunningMeans:
+    """Means of the training loss and of every site's gradient norm since the last evaluation."""
+
+    def __init__(self, sites: list[str], device: torch.device) -> None:
+        self.sites = sites
+        self.device = device
+        self._clear()
+
+    def _clear(self) -> None:
+        self.losses, self.steps = 0.0, 0
+        self.norms = torch.zeros(len(self.sites), device=self.device)
+
+    def add(self, loss: float, norms: Tensor) -> None:
+        """Count one step in."""
+        self.losses += loss
+        self.steps += 1
+        self.norms += norms
+
+    def take(self) -> tuple[float | None, dict[str, float]]:
+        """Return the mean loss and each site's mean gradient norm, and start again."""
+        if not self.steps:
+            return None, {}
+        loss, norms = self.losses / self.steps, (self.norms / self.steps).tolist()
+        self._clear()
+        return loss, dict(zip(self.sites, norms, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": self.losses, "steps": self.steps, "norms": self.norms}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses, self.steps, self.norms = state["losses"], state["steps"], state["norms"].to(self.device)
+
+
+class MetricsLog:
+    """The evaluations of a training: a list in memory and, with a folder, one line each of metrics.jsonl."""
+
+    def __init__(self, folder: Path | None, *, writes: bool) -> None:
+        self.history: list[dict[str, Any]] = []
+        self.path = None if folder is None else folder / "metrics.jsonl"
+        self.writes = writes  # only one process does
+
+    def add(self, metrics: dict[str, Any]) -> None:
+        """Append the metrics of one evaluation."""
+        self.history.append(metrics)
+        if self.path is not None and self.writes:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(metrics) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Keep the evaluations up to a step: a resumed run repeats those after its checkpoint."""
+        if self.path is None:
+            return
+        self.history[:] = [metrics for metrics in _read_lines(self.path) if metrics["step"] <= step]
+        if self.writes and self.path.exists():
+            draft = self.path.with_name(".metrics-new")
+            draft.write_text("".join(json.dumps(metrics) + "\n" for metrics in self.history), encoding="utf-8")
+            os.replace(draft, self.path)
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read JSON lines up to the first damaged one: a kill may have cut the last."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+def flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Name every number by its path, as trackers want it.
+
+    >>> flat({"step": 3, "students": {"accuracy": 0.5}, "loss": None})
+    {'step': 3, 'students/accuracy': 0.5}
+    """
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            found[f"{prefix}{name}"] = value
+    return found

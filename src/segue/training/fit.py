@@ -1,50 +1,48 @@
-"""fit(): the one training loop, on Accelerate."""
+"""fit(): the training loop, on Accelerate."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from segue.checkpoint import state as checkpoint
 from segue.core import randomness
+from segue.core.blending import padding_mask
 from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import full
-from segue.errors import CheckpointError, SegueWarning
+from segue.errors import CheckpointError
 from segue.plan import Plan
-from segue.training import distributed as launch
-from segue.training import nonfinite as broken_numbers
+from segue.training import distributed, nonfinite
 from segue.training.batches import Stream
-from segue.training.evaluation import Evaluation, LossFn, Processes, Scores, padding_mask
-from segue.training.metrics_log import Journal, SinceLook, flat, look_steps
+from segue.training.distributed import Processes
+from segue.training.evaluation import Evaluator, MetricsLog, RunningMeans, evaluation_steps, flat
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
-from segue.training.signals import Interruption
+from segue.training.resume import Checkpoints, Interruption
+from segue.training.tasks import LossFn, Scores
 
-LOOKS = 20
-CHECKPOINTS = 10
+EVALUATIONS = 20
 
 
 @dataclass
 class Fit:
-    """What a training left behind; the handover still runs: `fit.handover.finalize_()` ends it."""
+    """The result of a training; its handover is still open until `fit.handover.finalize_()`."""
 
     model: nn.Module
     handover: Handover | None
     total_steps: int
     steps_per_epoch: int
-    points: list[dict[str, Any]] = field(default_factory=list)  # one per look
-    seconds: float = 0.0  # of training, looks left out
-    skipped: int = 0  # steps left out because of inf or NaN
+    history: list[dict[str, Any]]  # the metrics of every evaluation
+    seconds: float  # in optimizer steps: evaluations and checkpoints are left out
+    skipped: int  # steps left out because of inf or NaN
 
 
 def fit(
@@ -58,165 +56,149 @@ def fit(
     scores: Scores | None = None,
     folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    looks: int | Sequence[int] = LOOKS,
+    evaluations: int | Sequence[int] = EVALUATIONS,
     checkpoint_every: int | None = None,
     measure: Callable[[Handover], dict[str, Any]] | None = None,
-    tell: Callable[[dict[str, Any]], None] | None = None,
+    on_eval: Callable[[dict[str, Any]], None] | None = None,
     trackers: Sequence[str] = (),
-    split: bool = True,
+    split_batches: bool = True,
     progress: str | None = "training",
 ) -> Fit:
     """Train a model through a handover, or just train it when there is no plan.
 
     `batches` is anything that yields batches, again for each epoch; `loss_fn(model, batch)` returns a scalar, to which guidance
-    and distillation are added. `scores(model, batch)` returns one number per example by name (by default the loss, or
-    `loss_fn.scores`); they are averaged over `validation`, for the blend and for the students alone, at so many `looks` (or at
-    these steps), together with the interface similarity at every site and whatever `measure(handover)` returns; `tell(point)`
-    is called with each.
-    With a `folder`, looks go to metrics.jsonl and the state to checkpoints/, ten times a run or every so many steps, on Ctrl-C
-    and on SIGTERM; `resume=True` goes on from there bit for bit. If it fails or is stopped, the model is given back as it was,
-    and what was learned is in the checkpoint. Launched in several processes, each takes its part of every batch; with
-    `split=False` the batches of a process are its own.
+    and distillation are added. `evaluations` says how many evaluations there are, or after which steps. Each averages
+    `scores(model, batch)`, one number per example by name (by default `loss_fn.scores`, or the loss), over `validation`, for
+    the blend and for the students alone, and adds the similarity of both sides at every site and what `measure(handover)`
+    returns; `on_eval(metrics)` is called with the result.
+    With a `folder`, metrics go to metrics.jsonl and the state to checkpoints/, ten times a run or every `checkpoint_every`
+    steps, on Ctrl-C and on SIGTERM; `resume=True` continues from there bit for bit. When fit fails or is stopped, the model is
+    as it was before, and what it learned is in the checkpoint. Launched in several processes, each takes its part of every
+    batch; with `split_batches=False` each process reads batches of its own.
     """
-    training = _Training(
-        model,
-        plan,
-        batches,
-        loss_fn,
-        recipe=recipe,
-        validation=validation,
-        scores=scores,
-        folder=None if folder is None else Path(folder),
-        resume=resume,
-        looks=looks,
-        checkpoint_every=checkpoint_every,
-        measure=measure,
-        tell=tell,
-        trackers=trackers,
-        split=split,
-        progress=progress,
-    )
+    path = None if folder is None else Path(folder)
+    accelerator = distributed.accelerator(recipe, trackers, path)
+    processes = Processes(accelerator.device, accelerator.process_index, accelerator.num_processes, split=split_batches)
+    stream = Stream(batches, seed=recipe.seed)
+    total = recipe.total_steps(stream.per_epoch)
+    checkpoints = Checkpoints(path, checkpoint_every, total, resume=resume)
+    handover = None if plan is None else replace_(model, plan, total_steps=total)
     try:
-        return training.run()
+        loop = Loop(model, handover, stream, loss_fn, recipe, total, accelerator, processes)
+        evaluator = None
+        if validation is not None:
+            scores = scores or getattr(loss_fn, "scores", None) or (lambda model, batch: {"loss": loss_fn(model, batch)})
+            evaluator = Evaluator(validation, scores, processes, accelerator.autocast)
+        log = MetricsLog(path, writes=accelerator.is_main_process)
+        monitor = Monitor(loop, evaluator, log, measure, on_eval)
+        name = progress if accelerator.is_main_process else None
+        _run(loop, monitor, checkpoints, evaluation_steps(evaluations, total), name)
     except BaseException:
-        training.give_back()
+        sharded = processes.world > 1 and recipe.shard
+        if handover is not None and not sharded and all(seam.teacher is not None for seam in handover.seams.values()):
+            handover.cancel_()
         raise
+    per_epoch = max(1, loop.batches_per_epoch // recipe.accumulate)
+    return Fit(model, handover, total, per_epoch, log.history, loop.seconds, loop.skipped)
 
 
-class _Training:
-    """One call of fit."""
+def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: frozenset[int], name: str | None) -> None:
+    """Train to the end, from the start or from a checkpoint."""
+    if checkpoints.exist:
+        checkpoints.load(loop)
+    monitor.log.rewind(loop.done if checkpoints.exist else -1)
+    loop.processes.wait()
+    if loop.accelerator.log_with:
+        loop.accelerator.init_trackers("segue", config={"total_steps": loop.total})
+    with Interruption() as interruption, closing(Progress(name, loop.total, done=loop.done)) as progress:
+        if loop.done == 0:
+            monitor.evaluate(progress)
+        while loop.done < loop.total:
+            loss, signal = loop.step(interruption)
+            if loop.done in evaluations:
+                monitor.evaluate(progress)
+            progress(loop.done, monitor.status(loss))
+            last = loop.done == loop.total
+            if signal or last or loop.done % checkpoints.every == 0:
+                checkpoints.save(loop)
+            if signal and not last:
+                progress.close()
+                interruption.leave(signal, f"stopped at step {loop.done} of {loop.total}; {checkpoints}")
+        if caught := loop.caught_anywhere(interruption):  # in the last step, whose checkpoint is written
+            interruption.leave(caught, f"stopped after the last step; {checkpoints}")
+    for tracker in loop.accelerator.trackers:  # not end_training(), which also ends the process group
+        tracker.finish()
+
+
+class Loop:
+    """The optimizer steps of one training."""
 
     def __init__(
         self,
         model: nn.Module,
-        plan: Plan | None,
-        batches: Iterable[Any],
+        handover: Handover | None,
+        stream: Stream,
         loss_fn: LossFn,
-        *,
         recipe: Recipe,
-        validation: Iterable[Any] | None,
-        scores: Scores | None,
-        folder: Path | None,
-        resume: bool,
-        looks: int | Sequence[int],
-        checkpoint_every: int | None,
-        measure: Callable[[Handover], dict[str, Any]] | None,
-        tell: Callable[[dict[str, Any]], None] | None,
-        trackers: Sequence[str],
-        split: bool,
-        progress: str | None,
+        total: int,
+        accelerator: Any,
+        processes: Processes,
     ) -> None:
-        self.accelerator = launch.accelerator(recipe, trackers, folder)
-        self.processes = Processes(
-            self.accelerator.device, self.accelerator.process_index, self.accelerator.num_processes, split=split
-        )
-        self.loss_fn, self.recipe, self.folder, self.measure, self.tell = loss_fn, recipe, folder, measure, tell
-        self.stream = Stream(batches, seed=recipe.seed)
-        self.total = recipe.total_steps(self.stream.per_epoch)
-        self.looks = look_steps(looks, self.total)
-        self.checkpoint_every = checkpoint_every or max(1, self.total // CHECKPOINTS)
-        self.progress = progress if self.accelerator.is_main_process else None
-        found = folder is not None and (folder / "checkpoints" / "latest").exists()
-        if found and not resume:
-            raise CheckpointError(
-                f"a training was to begin in {folder}.",
-                "An earlier one lies there.",
-                "go on with it by resume=True, or give another folder. Nothing was changed.",
-            )
-        self.handover = None if plan is None else replace_(model, plan, total_steps=self.total)
-        model.to(self.accelerator.device)
-        self.model = model.train()
-        randomness.seed_all(recipe.seed + self.processes.rank)
-        self.batches_per_epoch = self.stream.per_epoch or self.total * recipe.accumulate
-        self.journal = Journal(folder, writes=self.accelerator.is_main_process)
-        per_epoch = max(1, self.batches_per_epoch // recipe.accumulate)
-        self.fit = Fit(model, self.handover, self.total, per_epoch, self.journal.points)
-        self.network = launch.spread(model, self.handover.units() if self.handover else (), recipe, self.processes)
-        named = model.named_parameters() if self.handover is None else self.handover.named_parameters()
+        self.model = model.to(accelerator.device).train()
+        self.handover, self.stream, self.loss_fn, self.recipe, self.total = handover, stream, loss_fn, recipe, total
+        self.accelerator, self.processes = accelerator, processes
+        randomness.seed_all(recipe.seed + processes.rank)
+        self.network = distributed.spread(model, () if handover is None else handover.units(), recipe, processes)
+        named = model.named_parameters() if handover is None else handover.named_parameters()
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         self.parameters = [parameter for _, parameter in trained]
         self.raw_optimizer = recipe.optimizer(trained)
-        self.optimizer = self.accelerator.prepare_optimizer(self.raw_optimizer)
-        self.since_look = SinceLook(list(self.handover.seams) if self.handover else [], self.accelerator.device)
-        self.evaluation = None
-        if validation is not None:
-            scores = scores or getattr(loss_fn, "scores", None) or (lambda model, batch: {"loss": loss_fn(model, batch)})
-            self.evaluation = Evaluation(validation, scores, self.processes, self.accelerator.autocast)
+        self.optimizer = accelerator.prepare_optimizer(self.raw_optimizer)
+        self.means = RunningMeans([] if handover is None else list(handover.seams), accelerator.device)
+        self.batches_per_epoch = stream.per_epoch or total * recipe.accumulate
         self.done = 0
-        self.saved: Path | None = None
-        self.resumes = found
-        self.trackers = trackers
+        self.skipped = 0
+        self.seconds = 0.0
+        self.checkpoint: Path | None = None  # the latest
 
-    def run(self) -> Fit:
-        """Train to the end."""
-        if self.resumes:
-            self._resume()
-        else:
-            self._go_back_to(-1)
-        if self.trackers:
-            self.accelerator.init_trackers("segue", config={"total_steps": self.total})
-        say = Progress(self.progress, self.total, done=self.done) if self.progress else None
-        with Interruption() as interruption:
-            if self.done == 0:
-                self._look()
-            begun = time.perf_counter()
-            while self.done < self.total:
-                loss, signal = self._step(interruption)
-                if self.done in self.looks:
-                    self.fit.seconds += time.perf_counter() - begun
-                    self._look()
-                    begun = time.perf_counter()
-                if say is not None:
-                    say(self.done, self._status(loss))
-                last = self.done == self.total
-                if self.folder is not None and (signal or last or self.done % self.checkpoint_every == 0):
-                    self.fit.seconds += time.perf_counter() - begun
-                    self._save()
-                    begun = time.perf_counter()
-                if signal and not last:
-                    interruption.leave(signal, f"stopped at step {self.done} of {self.total}; {self._how_to_go_on()}")
-            if caught := self._caught_by_any(interruption):  # in the last step, whose checkpoint is written
-                interruption.leave(caught, f"stopped after the last step; {self._how_to_go_on()}")
-        for tracker in self.accelerator.trackers:  # not end_training(), which would part the processes for good
-            tracker.finish()
-        return self.fit
-
-    def give_back(self) -> None:
-        """Leave the model as it was before fit, where its teachers are still there and whole."""
-        sharded = self.processes.world > 1 and self.recipe.shard
-        if self.handover is not None and not sharded and all(seam.teacher is not None for seam in self.handover.seams.values()):
-            self.handover.cancel_()
-
-    def _step(self, interruption: Interruption) -> tuple[float, int]:
+    def step(self, interruption: Interruption) -> tuple[float, int]:
         """Take one optimizer step; return its loss and the signal that any process caught."""
-        total = torch.zeros((), device=self.accelerator.device)
+        begun = time.perf_counter()
         self.recipe.set_rate(self.raw_optimizer, self.done, self.total)
+        batches, total = self._backward()
+        self.accelerator.unscale_gradients()
+        norms = self._site_norms()
+        norm = full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        shared = torch.stack([total, torch.tensor(float(interruption.caught), device=total.device)])
+        mean, signal = (self.processes.total(shared) / self.processes.world).tolist()
+        scaled = self.accelerator.scaler is not None  # fp16: its scaler skips steps whose gradient overflows
+        if math.isfinite(mean) and (scaled or math.isfinite(norm.item())):
+            if self.recipe.clip is not None:
+                nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
+            self.optimizer.step()
+            self.skipped += int(self.optimizer.step_was_skipped)
+            self.means.add(mean, norms)
+        elif self.recipe.on_nan == "stop":
+            where = nonfinite.find(self.model, self.handover, batches, mean, self.loss_fn, self.processes)
+            raise nonfinite.error(where, self.done, mean, norm.item(), self.checkpoint)
+        else:
+            self.skipped += 1
+        self.optimizer.zero_grad()
+        if self.handover is not None:
+            self.handover.step()
+        self.done += 1
+        self.seconds += time.perf_counter() - begun
+        return mean, round(signal * self.processes.world) and (interruption.caught or 15)
+
+    def _backward(self) -> tuple[list[Any], Tensor]:
+        """Add up the gradients of the batches of one step; return this process' parts of them and their loss."""
+        total = torch.zeros((), device=self.accelerator.device)
         batches = []
         for micro in range(self.recipe.accumulate):
             batch, weight = self.processes.part(next(self.stream))
             batches.append(batch)
             last = micro == self.recipe.accumulate - 1
-            with self._without_reduction() if not last else nullcontext():
+            with nullcontext() if last else self._without_reduction():
                 with self.accelerator.autocast():
                     loss = self.loss_fn(self.network, batch)
                     if self.handover is not None:
@@ -224,145 +206,105 @@ class _Training:
                 share = weight / self.recipe.accumulate
                 self.accelerator.backward(loss * share)
             total += loss.detach().float() * share
-        self.accelerator.unscale_gradients()
-        norms = self._site_norms()
-        norm = full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
-        shared = torch.stack([total, torch.tensor(float(interruption.caught), device=total.device)])
-        mean, signal = (self.processes.total(shared) / self.processes.world).tolist()
-        scaled = self.accelerator.scaler is not None  # fp16: its scaler leaves out steps whose gradient overflowed
-        good = math.isfinite(mean) and (scaled or math.isfinite(norm.item()))
-        if good:
-            if self.recipe.clip is not None:
-                nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
-            self.optimizer.step()
-            self.fit.skipped += int(self.optimizer.step_was_skipped)
-            self.since_look.add(mean, norms)
-        elif self.recipe.on_nan == "stop":
-            where = broken_numbers.find(self.model, self.handover, batches, mean, self.loss_fn, self.processes)
-            raise broken_numbers.error(where, self.done, mean, norm.item(), str(self.saved) if self.saved else None)
-        else:
-            self.fit.skipped += 1
-        self.optimizer.zero_grad()
-        if self.handover is not None:
-            self.handover.step()
-        self.done += 1
-        return mean, round(signal * self.processes.world) and (interruption.caught or 15)
+        return batches, total
 
-    def _caught_by_any(self, interruption: Interruption) -> int:
-        """Return the signal that this process or another one caught."""
-        known = torch.tensor(float(interruption.caught), device=self.accelerator.device)
-        return 0 if self.processes.total(known).item() == 0 else interruption.caught or 15
+    def _without_reduction(self) -> AbstractContextManager[Any]:
+        """Keep gradients in this process until the last batch of a step."""
+        no_sync = getattr(self.network, "no_sync", None)
+        return nullcontext() if no_sync is None else no_sync()
 
     def _site_norms(self) -> Tensor:
-        """Return the norm of the gradient of every student, before clipping."""
-        seams = self.handover.seams.values() if self.handover is not None else ()
+        """Return the norm of each student's gradient, before clipping."""
         norms = []
-        for seam in seams:
+        for seam in () if self.handover is None else self.handover.seams.values():
             gradients = [p.grad for p in seam.student.parameters() if p.grad is not None]
             norms.append(full(nn.utils.get_total_norm(gradients)).to(self.accelerator.device))
         return torch.stack(norms) if norms else torch.zeros(0)
 
-    def _look(self) -> None:
-        """Measure the model as it is now, and write it down."""
-        with randomness.kept():  # looking more often must not change what is learned
-            point = self._point()
-        self.journal.add(point)
-        if self.tell is not None:
-            self.tell(point)
-        if self.accelerator.trackers:
-            self.accelerator.log(flat(point), step=self.done)
-
-    def _point(self) -> dict[str, Any]:
-        loss, norms = self.since_look.take()
-        epoch = self.done * self.recipe.accumulate / self.batches_per_epoch
-        rate = self.recipe.rate(self.done, self.total)
-        point: dict[str, Any] = {"step": self.done, "epoch": epoch, "seconds": self.fit.seconds, "loss": loss, "lr": rate}
-        if self.handover is None:
-            return point | ({} if self.evaluation is None else {"scores": self.evaluation(self.model)})
-        alphas = self.handover.alphas
-        point |= {"alpha": sum(alphas.values()) / len(alphas), "gradient_norm": norms}
-        if self.evaluation is not None:
-            students, alike = self.evaluation.of_students(self.handover)
-            closed = all(seam.closed for seam in self.handover.seams.values())
-            point["blend"] = students if closed else self.evaluation(self.model)
-            point["students"] = students
-            for measure in ("cosine", "relative_error"):
-                point[measure] = {name: site[measure] for name, site in alike.items()}
-        if self.measure is not None:
-            point |= self.measure(self.handover)
-        return point
-
-    def _status(self, loss: float) -> str:
-        """Say in one line how the training stands."""
-        parts = [f"loss {loss:.3f}"]
-        if self.handover is not None:
-            alphas = self.handover.alphas
-            parts.append(f"alpha {sum(alphas.values()) / len(alphas):.2f}")
-        seen = self.fit.points[-1] if self.fit.points else {}
-        accuracy = seen.get("students", seen.get("scores", {})).get("accuracy")
-        if accuracy is not None:
-            parts.append(f"accuracy {accuracy:.3f}")
-        if cosines := seen.get("cosine"):
-            parts.append(f"cosine {sum(cosines.values()) / len(cosines):.2f}")
-        return "  ".join(parts)
+    def caught_anywhere(self, interruption: Interruption) -> int:
+        """Return the signal that this process or another one caught."""
+        known = torch.tensor(float(interruption.caught), device=self.accelerator.device)
+        return 0 if self.processes.total(known).item() == 0 else interruption.caught or 15
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs beside model and optimizer."""
+        """Return what a resume needs in addition to model and optimizer."""
         scaler = self.accelerator.scaler
         return {
             "total_steps": self.total,
             "scaler": None if scaler is None else scaler.state_dict(),
-            "seconds": self.fit.seconds,
-            "skipped": self.fit.skipped,
-            "since_look": self.since_look.state_dict(),
+            "seconds": self.seconds,
+            "skipped": self.skipped,
+            "running_means": self.means.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what an earlier process had reached."""
+        """Continue where an earlier process stopped."""
         if state["total_steps"] != self.total:
             raise CheckpointError(
-                f"a training of {self.total} steps was to go on in {self.folder}.",
-                f"The one that lies there was to take {state['total_steps']}: its schedules were made for that.",
+                f"a training of {state['total_steps']} steps cannot resume with {self.total}.",
+                "Its schedules depend on the number of steps.",
                 "give the same recipe, or another folder.",
             )
         if self.accelerator.scaler is not None and state["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.fit.seconds, self.fit.skipped = state["seconds"], state["skipped"]
-        self.since_look.load_state_dict(state["since_look"])
+        self.seconds, self.skipped = state["seconds"], state["skipped"]
+        self.means.load_state_dict(state["running_means" if "running_means" in state else "since_look"])  # 0.1.0
 
-    def _save(self) -> None:
-        assert self.folder is not None
-        place = self.folder / "checkpoints"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SegueWarning)  # a student that cannot be saved by name is given again by fit
-            self._write(place)
 
-    def _write(self, place: Path) -> None:
-        if self.handover is not None:
-            self.saved = checkpoint.save(self.handover, place, optimizer=self.raw_optimizer, lr_scheduler=self)
-        else:
-            self.saved = checkpoint.save_training(self.model, self.done, place, optimizer=self.raw_optimizer, lr_scheduler=self)
+@dataclass(frozen=True)
+class Monitor:
+    """Evaluate a training while it runs, and log the metrics."""
 
-    def _resume(self) -> None:
-        assert self.folder is not None
-        place = self.folder / "checkpoints"
-        self.stream.skip(checkpoint.saved_step(place) * self.recipe.accumulate)  # before the random states are set
-        if self.handover is not None:
-            checkpoint.load_(self.handover, place, optimizer=self.raw_optimizer, lr_scheduler=self)
-            self.done = self.handover.steps_done
-        else:
-            self.done = checkpoint.load_training_(self.model, place, optimizer=self.raw_optimizer, lr_scheduler=self)
-        self.saved = place
-        self._go_back_to(self.done)
+    loop: Loop
+    evaluator: Evaluator | None
+    log: MetricsLog
+    measure: Callable[[Handover], dict[str, Any]] | None
+    on_eval: Callable[[dict[str, Any]], None] | None
 
-    def _go_back_to(self, step: int) -> None:
-        self.journal.go_back_to(step)
-        self.processes.wait()
+    def evaluate(self, progress: Progress) -> None:
+        """Measure the model as it is now, and log it."""
+        with randomness.kept():  # the number of evaluations must not change what is learned
+            metrics = self._metrics()
+        self.log.add(metrics)
+        if self.on_eval is not None:
+            with progress.hidden():
+                self.on_eval(metrics)
+        if self.loop.accelerator.trackers:
+            self.loop.accelerator.log(flat(metrics), step=self.loop.done)
 
-    def _without_reduction(self) -> AbstractContextManager[Any]:
-        """Let gradients gather in this process until the last batch of a step."""
-        no_sync = getattr(self.network, "no_sync", None)
-        return nullcontext() if no_sync is None else no_sync()
+    def _metrics(self) -> dict[str, Any]:
+        loop, handover = self.loop, self.loop.handover
+        loss, norms = loop.means.take()
+        epoch = loop.done * loop.recipe.accumulate / loop.batches_per_epoch
+        rate = loop.recipe.rate(loop.done, loop.total)
+        metrics: dict[str, Any] = {"step": loop.done, "epoch": epoch, "seconds": loop.seconds, "loss": loss, "lr": rate}
+        if handover is None:
+            return metrics | ({} if self.evaluator is None else {"scores": self.evaluator(loop.model)})
+        metrics |= {"alpha": _mean(handover.alphas), "gradient_norm": norms}
+        if self.evaluator is not None:
+            students, similar = self.evaluator.of_students(handover)
+            closed = all(seam.closed for seam in handover.seams.values())
+            metrics["blend"] = students if closed else self.evaluator(loop.model)
+            metrics["students"] = students
+            for name in ("cosine", "relative_error"):
+                metrics[name] = {site: found[name] for site, found in similar.items()}
+        if self.measure is not None:
+            metrics |= self.measure(handover)
+        return metrics
 
-    def _how_to_go_on(self) -> str:
-        return "nothing was saved (no folder)" if self.folder is None else f"resume from {self.folder}"
+    def status(self, loss: float) -> str:
+        """Say in one line how the training stands."""
+        parts = [f"loss {loss:.3f}"]
+        if self.loop.handover is not None:
+            parts.append(f"alpha {_mean(self.loop.handover.alphas):.2f}")
+        latest = self.log.history[-1] if self.log.history else {}
+        accuracy = latest.get("students", latest.get("scores", {})).get("accuracy")
+        if accuracy is not None:
+            parts.append(f"accuracy {accuracy:.3f}")
+        if cosines := latest.get("cosine"):
+            parts.append(f"cosine {_mean(cosines):.2f}")
+        return ", ".join(parts)
+
+
+def _mean(values: dict[str, float]) -> float:
+    return sum(values.values()) / len(values)

@@ -1,70 +1,50 @@
-"""A progress line: it renews itself in a terminal, and comes as few whole lines in a log file."""
+"""Progress: a tqdm bar in a terminal or a notebook, a few complete lines in a log file."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TextIO
 
-WIDTH = 20
 LINES_IN_A_LOG = 10
 
 
 class Progress:
-    """Say how far a piece of work is, what it shows, and how long it will still take.
+    """Show how much of a piece of work is done; without a name, show nothing.
 
-    >>> say = Progress("teacher", total=2, out=sys.stdout)
-    >>> say(2, "loss 0.31")
-    teacher [####################] 100%  loss 0.31
+    >>> progress = Progress("reading", total=2, out=sys.stdout)
+    >>> progress(2, "loss 0.31")  # doctest: +ELLIPSIS
+    reading: 100% 2/2 [00:00<00:00, ...it/s, loss 0.31]
     """
 
-    def __init__(self, name: str, total: int, *, done: int = 0, out: TextIO | None = None) -> None:
-        self.name = name
-        self.total = total
+    def __init__(self, name: str | None, total: int, *, done: int = 0, out: TextIO | None = None) -> None:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]  # imported late: the core does without it
+
+        self.name, self.total, self.initial = name, total, done
         self.out = sys.stderr if out is None else out
-        self.terminal = self.out.isatty()
+        notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
+        self.terminal = name is not None and (notebook or self.out.isatty())
+        self.bar: Any = tqdm(desc=name, total=total, initial=done, file=self.out, disable=not self.terminal, dynamic_ncols=True)
         self.begun = time.monotonic()
-        self.at_begin = done
-        self.written = 0.0  # when, in a terminal; how many lines, in a log
-        self.longest = 0
+        self.lines = 0
 
     def __call__(self, done: int, text: str = "") -> None:
         """Show what is done so far."""
-        finished = done >= self.total
         if self.terminal:
-            now = time.monotonic()
-            if not finished and now - self.written < 0.1:
-                return
-            self.written = now
-            line = self._line(done, text)
-            self.longest = max(self.longest, len(line))
-            print(f"\r{line:<{self.longest}}", end="\n" if finished else "", file=self.out, flush=True)
-        elif finished or done * LINES_IN_A_LOG // self.total > self.written:
-            self.written = done * LINES_IN_A_LOG // self.total
-            print(self._line(done, text), file=self.out, flush=True)
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update(done - self.bar.n)
+        elif self.name is not None and (done >= self.total or done * LINES_IN_A_LOG // self.total > self.lines):
+            self.lines = done * LINES_IN_A_LOG // self.total
+            settings = {"ncols": 0, "prefix": self.name, "postfix": text, "initial": self.initial}
+            print(self.bar.format_meter(done, self.total, time.monotonic() - self.begun, **settings), file=self.out, flush=True)
+        if done >= self.total:
+            self.close()
 
-    def _line(self, done: int, text: str) -> str:
-        share = min(1.0, done / max(1, self.total))
-        bar = "#" * round(WIDTH * share) + "." * (WIDTH - round(WIDTH * share))
-        left = self._left(done)
-        return f"{self.name} [{bar}] {share:4.0%}  {text}{f'  {left} left' if left else ''}".rstrip()
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self.bar.close()
 
-    def _left(self, done: int) -> str:
-        fresh = done - self.at_begin
-        if fresh <= 0 or done >= self.total:
-            return ""
-        return duration((time.monotonic() - self.begun) / fresh * (self.total - done))
-
-
-def duration(seconds: float) -> str:
-    """Write a time as people say it.
-
-    >>> duration(75), duration(8000)
-    ('1 min 15 s', '2 h 13 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    def hidden(self) -> AbstractContextManager[Any]:
+        """Clear the bar while something else is printed."""
+        return self.bar.external_write_mode(file=self.out) if self.terminal else nullcontext()

@@ -1,9 +1,9 @@
-"""The recipe: how long and how fast a model trains, apart from what is replaced in it."""
+"""The recipe: how long a model trains and with which optimizer settings; what is replaced in it is the plan."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ CHOICES = {"decay": ("cosine", "constant"), "precision": ("float32", "bf16", "fp
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Say how a model trains; the defaults are the paper's.
+    """How a model trains; the defaults are the paper's.
 
     >>> Recipe(epochs=50).total_steps(batches_per_epoch=390)
     19500
@@ -28,7 +28,7 @@ class Recipe:
     epochs: float | None = None  # passes over the data
     lr: float = 5e-4
     final_lr: float = 0.0
-    warmup: float = 0.0  # the share of the run in which the rate rises to lr
+    warmup: float = 0.0  # the fraction of the run in which the rate rises to lr
     decay: Literal["cosine", "constant"] = "cosine"
     weight_decay: float = 0.05  # not on biases and norms
     betas: tuple[float, float] = (0.9, 0.999)
@@ -44,45 +44,48 @@ class Recipe:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError(
-                f"Recipe(steps={self.steps}, epochs={self.epochs}) was asked for.",
-                "A run is as long as one of the two says.",
+                f"Recipe(steps={self.steps}, epochs={self.epochs}) is not valid.",
+                "Exactly one of the two is the length of the run.",
                 "give steps=1000, or epochs=50.",
             )
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(
-                    f"Recipe({name}={getattr(self, name)!r}) was asked for.",
+                    f"Recipe({name}={getattr(self, name)!r}) is not valid.",
                     f"The choices are {', '.join(map(repr, choices))}.",
                     f"leave it out for {choices[0]!r}.",
                 )
-        positive = {"steps": self.steps, "epochs": self.epochs, "lr": self.lr, "clip": self.clip, "accumulate": self.accumulate}
-        for name, value in positive.items():
-            if value is not None and not (_is_number(value) and value > 0):
-                _refuse(name, value, "It must be a positive number.")
-        for name, value in {"final_lr": self.final_lr, "weight_decay": self.weight_decay}.items():
-            if not (_is_number(value) and value >= 0):
-                _refuse(name, value, "It must be a number of at least 0.")
-        if not (_is_number(self.warmup) and 0 <= self.warmup <= 1):
-            _refuse("warmup", self.warmup, "It is a share of the run, from 0 to 1.")
-        for name, whole in {"steps": self.steps, "accumulate": self.accumulate}.items():
-            if whole is not None and int(whole) != whole:
-                _refuse(name, whole, "It must be a whole number.")
+        for name in ("steps", "epochs", "lr", "clip", "accumulate"):
+            self._require(name, "must be a positive number", lambda value: value > 0)
+        for name in ("final_lr", "weight_decay"):
+            self._require(name, "must be a number of at least 0", lambda value: value >= 0)
+        for name in ("steps", "accumulate"):
+            self._require(name, "must be an integer", lambda value: int(value) == value)
+        self._require("warmup", "must be a fraction of the run, from 0 to 1", lambda value: 0 <= value <= 1)
+
+    def _require(self, name: str, rule: str, holds: Callable[[float], bool]) -> None:
+        value = getattr(self, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        absent = value is None and name in ("steps", "epochs", "clip")
+        if not absent and not (number and holds(value)):
+            asked, hint = f"Recipe({name}={value!r}) is not valid.", "leave it out for the paper's setting."
+            raise ConfigError(asked, f"{name} {rule}.", hint)
 
     def total_steps(self, batches_per_epoch: int | None) -> int:
-        """Count the optimizer steps of the run."""
+        """Return the number of optimizer steps of the run."""
         if self.steps is not None:
             return int(self.steps)
         assert self.epochs is not None
         if batches_per_epoch is None:
             raise ConfigError(
-                f"a run of {self.epochs:g} epochs was asked for.",
-                "The batches do not say how many there are (they have no len()).",
+                f"the number of steps in {self.epochs:g} epochs is unknown.",
+                "The batches have no len().",
                 "give Recipe(steps=...) instead.",
             )
         return max(1, math.floor(self.epochs * batches_per_epoch / self.accumulate))
 
     def rate(self, step: int, total: int) -> float:
-        """Return the learning rate of a step: a straight rise, then half a cosine from lr to final_lr.
+        """Return the learning rate of a step: linear warmup, then half a cosine from lr to final_lr.
 
         >>> recipe = Recipe(steps=30, lr=1e-3, final_lr=1e-6, warmup=1 / 3)
         >>> [f"{recipe.rate(step, 30):.1e}" for step in (0, 9, 10, 20, 30)]
@@ -109,11 +112,3 @@ class Recipe:
         """Give an optimizer the learning rate of a step; nothing to save, so nothing to resume."""
         for group in optimizer.param_groups:
             group["lr"] = self.lr * (self.rate(step, total) / self.lr)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _refuse(name: str, value: object, why: str) -> None:
-    raise ConfigError(f"Recipe({name}={value!r}) was asked for.", why, "leave it out for the paper's setting.")

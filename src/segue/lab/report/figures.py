@@ -1,4 +1,4 @@
-"""Figures for papers: PNG and PDF at column width, drawn from a summary of saved runs."""
+"""Figures: PNG and PDF at the width of a paper's column, drawn with matplotlib from a summary of saved runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from segue.errors import MissingExtraError
 from segue.lab.report.panels import Panel, group_figures
-from segue.lab.report.summary import Group, Summary, summarize
+from segue.lab.report.summary import Group, Summary
 from segue.lab.report.tables import MARKS
-from segue.reporting.formatting import significant
-from segue.reporting.palette import Look, looks
-from segue.reporting.records import Result
-from segue.reporting.wording import counted, listed, shortened
+from segue.reporting.formatting import counted, listed, shortened, significant
+from segue.reporting.palette import LineStyle, line_styles, require_matplotlib
 
 WIDTH = 3.3  # inches: a column of a two-column paper
-FAINT = (1, 1.6)  # dashes of a companion
+FAINT = (1, 1.6)  # dashes of a second curve
 LEFT, RIGHT, BOTTOM, TOP, GAP = 0.52, 0.08, 0.38, 0.06, 0.3
 PANEL = 1.25
 LEGEND_ROW = 0.135
@@ -28,7 +25,7 @@ NOTE_ROW, NOTE_LETTERS = 0.13, 62
 FONT = 7
 SETTINGS: Any = {
     "font.size": FONT,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same everywhere
     "axes.titlesize": FONT,
     "axes.labelsize": FONT,
     "xtick.labelsize": FONT,
@@ -43,25 +40,19 @@ SETTINGS: Any = {
     "axes.axisbelow": True,
     "lines.linewidth": 1.1,
     "lines.markersize": 3.2,
-    "pdf.fonttype": 42,  # letters stay letters, as publishers ask
+    "pdf.fonttype": 42,  # text stays text, as publishers require
     "text.parse_math": False,  # a dollar sign in a label is a dollar sign
     "axes.formatter.use_mathtext": False,
 }
 
 
-def draw_all(results: list[Result], folder: Path) -> list[Path]:
-    """Draw every figure as PNG and PDF."""
-    return draw(summarize(results), folder)
-
-
 def draw(summary: Summary, folder: Path) -> list[Path]:
     """Draw every figure of a summary as PNG and PDF."""
     require_matplotlib()
-    folder.mkdir(parents=True, exist_ok=True)
-    look_of = looks(name for name, _ in summary.methods)
+    style_of = line_styles(name for name, _ in summary.methods)
     paths = []
     for group, suffix in zip(summary.groups, _suffixes([group.name for group in summary.groups]), strict=True):
-        for name, panels in group_figures(group, summary, look_of).items():
+        for name, panels in group_figures(group, summary, style_of).items():
             if any(panel.lines for panel in panels):
                 paths += write(folder, f"{name}{suffix}", lambda p=panels, g=group: _figure(p, _seeds_note(g)))  # type: ignore[misc]
     if summary.groups:
@@ -69,50 +60,40 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
     return paths
 
 
-def require_matplotlib() -> None:
-    """Fail in our words where matplotlib is missing."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise MissingExtraError(
-            "the figures were to be drawn.", "matplotlib is not installed.", "pip install segue[lab]"
-        ) from None
-
-
 def _figure(panels: list[Panel], note: str) -> Any:
     from matplotlib.figure import Figure
 
     panels = [panel for panel in panels if panel.lines]
-    fullest_first = sorted(panels, key=lambda panel: -len(panel.lines))  # it has the methods in their order
-    entries = {line.look: line.label for panel in fullest_first for line in panel.lines if not line.faint}
+    fullest_first = sorted(panels, key=lambda panel: -len(panel.lines))  # it has all methods, in order
+    entries = {line.style: line.label for panel in fullest_first for line in panel.lines if not line.faint}
     columns = 2 if all(len(label) <= 22 for label in entries.values()) and len(entries) > 1 else 1
-    legend = LEGEND_ROW * -(-len(entries) // columns) + 0.02
+    legend_height = LEGEND_ROW * -(-len(entries) // columns) + 0.02
     titles = [0.14 if panel.title else 0.0 for panel in panels]
     same_x = len({panel.x_label for panel in panels}) == 1
     gaps = [BOTTOM if not same_x or i == len(panels) - 1 else 0.12 for i in range(len(panels))]
     notes = textwrap.wrap("; ".join([note, *_zeros(panels)]), NOTE_LETTERS)
     note_height = 0.03 + NOTE_ROW * len(notes)
-    height = TOP + legend + sum(PANEL + title + gap for title, gap in zip(titles, gaps, strict=True)) + note_height
+    height = TOP + legend_height + sum(PANEL + title + gap for title, gap in zip(titles, gaps, strict=True)) + note_height
     figure = Figure(figsize=(WIDTH, height))
-    top = height - TOP - legend
+    top = height - TOP - legend_height
     for index, (panel, title, gap) in enumerate(zip(panels, titles, gaps, strict=True)):
         top -= title
         box = (LEFT / WIDTH, (top - PANEL) / height, (WIDTH - LEFT - RIGHT) / WIDTH, PANEL / height)
         _fill(figure.add_axes(box), panel, show_x=not same_x or index == len(panels) - 1)
         top -= PANEL + gap
-    _legend(figure, entries, columns, 1 - TOP / height)
+    legend(figure, entries, columns, 1 - TOP / height)
     figure.text(0.02, 0.05 / height, "\n".join(notes), color="#555555", fontsize=FONT, linespacing=1.2)
     return figure
 
 
 def _zeros(panels: list[Panel]) -> list[str]:
-    """Say what a logarithmic scale cannot show."""
+    """Name what a logarithmic axis cannot show."""
     lines = [[y for y in line.mean if y is not None] for panel in panels if _logarithmic(panel) for line in panel.lines]
     names = dict.fromkeys(
         line.label for panel in panels if _logarithmic(panel) for line in panel.lines if not line.faint and not any(line.mean)
     )
     some = any(y <= 0 for means in lines if any(means) for y in means)
-    return ["what is not above 0 is left out"] * some + ([f"0 throughout: {listed(list(names))}"] if names else [])
+    return ["values of 0 and below are not shown"] * some + ([f"0 throughout: {listed(list(names))}"] if names else [])
 
 
 def _fill(axes: Any, panel: Panel, *, show_x: bool) -> None:
@@ -125,17 +106,17 @@ def _fill(axes: Any, panel: Panel, *, show_x: bool) -> None:
         axes.plot(
             x,
             [point[1] for point in known],
-            color=line.look.light,
-            linestyle=(0, FAINT) if line.faint else (0, line.look.dash) if line.look.dash else "-",
+            color=line.style.light,
+            linestyle=(0, FAINT) if line.faint else (0, line.style.dash) if line.style.dash else "-",
             linewidth=0.7 if line.faint else 1.1,
-            marker="" if line.faint else line.look.marker,
+            marker="" if line.faint else line.style.marker,
             markevery=(index * max(1, every // 4) % every, every) if len(x) > 1 else 1,
             markeredgewidth=0,
             zorder=3,
         )
         banded = [(x, y - half, y + half) for x, y, half in known if half is not None]
         if banded and not line.faint:
-            axes.fill_between(*zip(*banded, strict=True), color=line.look.light, alpha=0.13, linewidth=0, zorder=2)
+            axes.fill_between(*zip(*banded, strict=True), color=line.style.light, alpha=0.13, linewidth=0, zorder=2)
     _scale_y(axes, panel)
     if panel.reference is not None:
         axes.axhline(panel.reference, color="#222222", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
@@ -187,12 +168,15 @@ def _logarithmic(panel: Panel) -> bool:
     return panel.log and bool(positive) and max(positive) > 30 * min(positive)
 
 
-def _legend(figure: Any, entries: dict[Look, str], columns: int, top: float) -> None:
+def legend(figure: Any, entries: dict[LineStyle, str], columns: int, top: float) -> None:
+    """Draw the legend of a figure at its top."""
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=look.light, linestyle=(0, look.dash) if look.dash else "-", marker=look.marker, markeredgewidth=0)
-        for look in entries
+        Line2D(
+            [], [], color=style.light, linestyle=(0, style.dash) if style.dash else "-", marker=style.marker, markeredgewidth=0
+        )
+        for style in entries
     ]
     most = 24 if columns == 2 else 44
     names = [f" {text}" if (text := shortened(label, most)).startswith("_") else text for label in entries.values()]
@@ -243,7 +227,7 @@ def _heat_table(summary: Summary) -> Any:
             shade = 0.0 if found is None or max(means) == min(means) else (found.mean - min(means)) / (max(means) - min(means))
             colour = tuple(1 - shade * (1 - part) * 0.75 for part in (0.45, 0.66, 0.86)) if found else (0.96,) * 3
             axes.add_patch(Rectangle((left, bottom), cell_width, row_height, facecolor=colour, edgecolor="white", linewidth=1))
-            text = summary.scale.estimate(found).replace(" %", "")
+            text = summary.score_format.estimate(found).replace(" %", "")
             mark = MARKS[method.standing["final"]] if method else ""
             axes.text(
                 left + cell_width / 2, bottom + row_height / 2, f"{text}\n{mark}" if mark else text, ha="center", va="center",
@@ -251,7 +235,7 @@ def _heat_table(summary: Summary) -> Any:
             )  # fmt: skip
     for row, (_, label) in enumerate(rows):
         axes.text(0.04, height - head - row_height * (row + 0.5), shortened(label, 20), va="center")
-    axes.text(0.04, height - head / 2, f"final {groups[0].score}{' (%)' if summary.scale.percent else ''}", va="center")
+    axes.text(0.04, height - head / 2, f"final {groups[0].score}{' (%)' if summary.score_format.percent else ''}", va="center")
     axes.text(0.04, 0.26, "± half of the 95 % interval over seeds", color="#555555", va="center")
     axes.text(0.04, 0.11, "≈ best: not distinguishable from the best", color="#555555", va="center")
     return figure
@@ -259,22 +243,24 @@ def _heat_table(summary: Summary) -> Any:
 
 def write(folder: Path, name: str, draw: Callable[[], Any]) -> list[Path]:
     """Draw a figure and write it as PNG and PDF."""
-    with _settings():
+    folder.mkdir(parents=True, exist_ok=True)
+    with settings():
         figure = draw()
         paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
         figure.savefig(paths[0], dpi=300, metadata={"Software": None})
-        figure.savefig(paths[1], metadata={"CreationDate": None, "Producer": None})  # the same runs, the same file
+        figure.savefig(paths[1], metadata={"CreationDate": None, "Producer": None})  # the same runs give the same file
     return paths
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
+def settings() -> Iterator[None]:
+    """Draw with the settings of the report, whatever those of the process are."""
     import matplotlib
 
     with warnings.catch_warnings(), matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
-        warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # a label may hold letters that the font lacks
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # a label may have characters that the font lacks
         yield
 
 

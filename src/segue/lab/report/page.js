@@ -7,11 +7,9 @@
   const at = (id) => document.getElementById(id);
   const methodOf = Object.fromEntries(data.methods.map((method) => [method.id, method]));
   const state = { group: 0, axis: "epoch", hidden: new Set(), sites: {}, blend: false, zoom: false, sort: null };
-  const dark = matchMedia("(prefers-color-scheme: dark)");
   let clips = 0;
 
-  const themed = () => document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
-  const colour = (method) => method[themed()];
+  const colour = (method) => method[Theme.current()];
   const line = (method) => element("span", { class: "line" }, swatch(method, colour(method)), element("span", { title: method.label }, method.label));
   const score = (mean, half) => (data.percent
     ? (half === null ? percent(mean) : `${(100 * mean).toFixed(1)} ± ${(100 * half).toFixed(1)} %`)
@@ -20,25 +18,25 @@
 
   const FIGURES = [
     { id: "cosine", title: "Interface cosine", sites: "cosine", read: number,
-      hint: "How alike the outputs of teacher and student are at a site, on the students’ own stream. 1 is the same direction." },
+      hint: "Cosine similarity of the outputs of teacher and student at a site, on the students’ own activations. 1 is the same direction." },
     { id: "accuracy", title: `Validation ${data.score} of the students alone`, read: score,
-      hint: "The teacher-free model at every look; the dashed line is the untouched teacher." },
+      hint: "The model without teachers at every evaluation; the dashed line is the original model." },
     { id: "schedules", title: "Schedules", read: number, hint: "Alpha, the teacher’s share, mean over the sites." },
     { id: "gradient_norm", title: "Gradient norm by site", sites: "gradient_norm", log: true, read: number,
-      hint: "Of each student, mean since the last look, before clipping: what gate-induced starvation would lower." },
+      hint: "Of each student, mean since the previous evaluation, before clipping. Gates that starve a student of gradient would lower it." },
     { id: "drift", title: "Drift of the residual stream", sites: "drift_blend", other: "drift_students", log: true, read: number,
-      hint: "Relative squared distance from the untouched model’s stream after the block of a site: how far out of distribution the next block’s input is." },
+      hint: "Relative squared distance from the original model’s residual stream after the block of a site: how far the next block’s input is from what it was trained on." },
     { id: "depth", title: "Along the depth", read: number, log: true,
-      depth: { early_gradient: "Gradient norm, first fifth", early_drift: "Drift as it trains, first fifth", last_drift: "Drift of the students alone, at the end" },
-      hint: "Every site at once: means over the first fifth of the training, where the teachers leave, and at the end." },
+      depth: { early_gradient: "Gradient norm, first fifth", early_drift: "Drift of the blend, first fifth", last_drift: "Drift of the students alone, at the end" },
+      hint: "All sites at once: means over the first fifth of the training, when the teachers fade out, and at the end." },
     { id: "gate_variance", title: "Gradient variance caused by the gates", costs: true, log: true, read: number,
-      hint: "Of the students’ gradients, summed over the sites, as long as any teacher has a share: what the gates alone cause for a given minibatch. Thin and dotted: what the choice of the minibatch causes." },
+      hint: "Variance of the students’ gradients, summed over the sites, while any alpha is above 0: what the gates alone cause for a given minibatch. Thin and dotted: what the choice of the minibatch causes." },
     { id: "variance_depth", title: "Gate-induced variance along the depth", costs: true, log: true, read: number,
-      depth: { gate_variance: "Mean over the looks of the anneal" }, hint: "What the gates alone cause in the gradient of every student." },
-    { id: "bounds", title: "Curvature bias and loss path beside their bounds", costs: true, log: true, read: number, reference: { at: 1, name: "bound" },
+      depth: { gate_variance: "Mean over the handover" }, hint: "What the gates alone cause in the gradient of every student." },
+    { id: "bounds", title: "Curvature bias and loss path relative to their bounds", costs: true, log: true, read: number, reference: { at: 1, name: "bound" },
       depth: { curvature: "Curvature bias / bound", path: "Rise along the path / bound" },
-      hint: "Propositions 3 and 4 of the paper at every site, mean over the looks of the anneal: sizes relative to the bound, so 1 is the most that the paper allows." },
-    { id: "loss", title: "Training loss", read: number, hint: "Mean since the last look, guidance included." },
+      hint: "Propositions 3 and 4 of the paper at every site, mean over the evaluations of the handover, relative to the bound: 1 is the most that the paper allows." },
+    { id: "loss", title: "Training loss", read: number, hint: "Mean since the previous evaluation, guidance included." },
   ];
 
   const group = () => data.groups[state.group];
@@ -47,7 +45,7 @@
 
   const measured = (byMethod) => Object.values(byMethod).some((one) => one !== null);
   const drawable = (figure) => !figure.costs
-    || (figure.depth ? Object.keys(figure.depth).some((key) => measured(group().depth[key])) : Object.values(group().lines).some((one) => one.whole[figure.id] !== null));
+    || (figure.depth ? Object.keys(figure.depth).some((key) => measured(group().depth[key])) : Object.values(group().lines).some((one) => one.overall[figure.id] !== null));
 
   function points(xs, curve) {
     return curve === null || curve === undefined ? [] : xs.map((x, i) => [x, curve[0][i], curve[1][i]]).filter((point) => point[1] !== null);
@@ -56,7 +54,7 @@
   function series(read, axis, faint = "") {
     return visible().map((method) => ({
       name: faint ? `${method.label}, ${faint}` : method.label,
-      look: method, colour: colour(method), faint: Boolean(faint), points: points(group().lines[method.id].x[axis], read(group().lines[method.id])),
+      style: method, colour: colour(method), faint: Boolean(faint), points: points(group().lines[method.id].x[axis], read(group().lines[method.id])),
     }));
   }
 
@@ -69,28 +67,28 @@
         ...base, title: group().sites[site], name: `${figure.title}, ${group().sites[site]}`, log: figure.log || false, low: figure.log ? 0 : null,
         series: series((one) => one.sites[quantity][site], state.axis),
       }));
-      const beside = [0, ...found.flatMap((panel) => panel.series.flatMap((one) => one.points.map((point) => point[1])))];
-      return figure.log ? found : found.map((panel) => ({ ...panel, beside, low: 1.04 * Math.min(...beside) }));
+      const shared = [0, ...found.flatMap((panel) => panel.series.flatMap((one) => one.points.map((point) => point[1])))];
+      return figure.log ? found : found.map((panel) => ({ ...panel, shared, low: 1.04 * Math.min(...shared) }));
     }
     if (figure.id === "accuracy") {
-      const all = series((one) => one.whole.students, state.axis);
-      if (state.blend) all.push(...series((one) => one.whole.blend, state.axis, "blend"));
-      const low = state.zoom ? 0.85 * (group().teacher_look ?? 0) : data.percent ? 0 : null;
-      return [{ ...base, percent: data.percent, low, reference: group().teacher_look, series: all }];
+      const all = series((one) => one.overall.students, state.axis);
+      if (state.blend) all.push(...series((one) => one.overall.blend, state.axis, "blend"));
+      const low = state.zoom ? 0.85 * (group().teacher_eval ?? 0) : data.percent ? 0 : null;
+      return [{ ...base, percent: data.percent, low, reference: group().teacher_eval, series: all }];
     }
     if (figure.depth) {
       return Object.entries(figure.depth).filter(([key]) => !figure.costs || measured(group().depth[key])).map(([key, title]) => ({
         ...base, title, name: title, axis: "site", log: true, low: 0, sites: group().sites, reference: figure.reference?.at ?? null, referenceName: figure.reference?.name,
-        series: visible().map((method) => ({ name: method.label, look: method, colour: colour(method), points: points(group().sites.map((_, i) => i), group().depth[key][method.id]) })),
+        series: visible().map((method) => ({ name: method.label, style: method, colour: colour(method), points: points(group().sites.map((_, i) => i), group().depth[key][method.id]) })),
       }));
     }
     if (figure.id === "gate_variance") {
-      const both = [...series((one) => one.whole.gate_variance, "progress"), ...series((one) => one.whole.data_variance, "progress", "minibatches")];
+      const both = [...series((one) => one.overall.gate_variance, "progress"), ...series((one) => one.overall.data_variance, "progress", "minibatches")];
       for (const one of both) one.points = one.points.filter((point) => point[0] <= group().anneal_end);
       return [{ ...base, axis: "progress", log: true, low: 0, series: both }];
     }
-    if (figure.id === "schedules") return [{ ...base, axis: "progress", low: 0, series: series((one) => one.whole.alpha, "progress") }];
-    return [{ ...base, low: 0, series: series((one) => one.whole.loss, state.axis) }];
+    if (figure.id === "schedules") return [{ ...base, axis: "progress", low: 0, series: series((one) => one.overall.alpha, "progress") }];
+    return [{ ...base, low: 0, series: series((one) => one.overall.loss, state.axis) }];
   }
 
   function button(text, pressed, act, kind = "toggle") {
@@ -131,7 +129,7 @@
     const found = [];
     if (figure.id === "accuracy") {
       found.push(button("Also the blend", state.blend, again(() => { state.blend = !state.blend; })));
-      if (group().teacher_look > 0) found.push(button("Zoom to the top", state.zoom, again(() => { state.zoom = !state.zoom; })));
+      if (group().teacher_eval > 0) found.push(button("Zoom to the top", state.zoom, again(() => { state.zoom = !state.zoom; })));
     }
     if (figure.other) found.push(button("Students alone", Boolean(state[figure.id]), again(() => { state[figure.id] = !state[figure.id]; })));
     if (figure.sites && group().sites.length > 1) {
@@ -150,12 +148,12 @@
 
   function dataTable(panel) {
     const shown = panel.series.filter((one) => one.points.length);
-    const looks = [...new Set(shown.flatMap((one) => one.points.map((point) => point[0])))].sort((a, b) => a - b);
+    const places = [...new Set(shown.flatMap((one) => one.points.map((point) => point[0])))].sort((a, b) => a - b);
     const values = shown.map((one) => new Map(one.points.map((point) => [point[0], panel.read(point[1], point[2])])));
     return element("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": panel.name },
       element("table", {}, element("caption", { class: "unseen" }, panel.name),
         element("thead", {}, element("tr", {}, element("th", { scope: "col" }, panel.title || AXES[panel.axis].label), ...shown.map((one) => element("th", { scope: "col" }, one.name)))),
-        element("tbody", {}, ...looks.map((look) => element("tr", {}, element("th", { scope: "row" }, AXES[panel.axis].read(look)), ...values.map((of) => element("td", {}, of.get(look) ?? "–")))))));
+        element("tbody", {}, ...places.map((place) => element("tr", {}, element("th", { scope: "row" }, AXES[panel.axis].read(place)), ...values.map((of) => element("td", {}, of.get(place) ?? "–")))))));
   }
 
   function methodTable() {
@@ -195,7 +193,7 @@
     at("compared").replaceChildren(...(tables.length ? tables.map((one) => element("div", { class: "group-table" }, element("h3", {}, one.title[0].toUpperCase() + one.title.slice(1)),
       element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": one.title }, element("table", {},
         element("thead", {}, element("tr", {}, ...data.compared.map((text, i) => element("th", { scope: "col", class: i === 1 || i === data.compared.length - 1 ? "text" : null }, text)))),
-        element("tbody", {}, ...one.rows.map((cells) => element("tr", {}, ...cells.map((cell, i) => element(i ? "td" : "th", { scope: i ? null : "row", class: i === 1 ? "text" : i === cells.length - 1 ? "text words" : null }, cell[0]))))))))) : [element("p", { class: "hint" }, "There is nothing to compare: a comparison needs a baseline and another method in the same group.")]));
+        element("tbody", {}, ...one.rows.map((cells) => element("tr", {}, ...cells.map((cell, i) => element(i ? "td" : "th", { scope: i ? null : "row", class: i === 1 ? "text" : i === cells.length - 1 ? "text words" : null }, cell[0]))))))))) : [element("p", { class: "hint" }, "Nothing to compare: a comparison needs a baseline and another method in the same group.")]));
   }
 
   function costTables() {
@@ -208,15 +206,15 @@
         element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...["Method", ...headings].map((text) => element("th", { scope: "col", role: "columnheader" }, text)))),
         element("tbody", { role: "rowgroup" }, ...rows.map((row) => element("tr", { role: "row" }, element("th", { scope: "row", role: "rowheader" }, line(methodOf[row.method])),
           ...row.cells.map((one, i) => element("td", { role: "cell", "data-heading": headings[i] }, ...cell(one))))))));
-    const beside = ([text, word, verdict]) => [element("span", {}, unbroken(text)),
-      word ? element("small", {}, `The paper: “${word}” `, element("span", { class: verdict === "holds" ? "verdict" : "verdict not-so" }, verdict)) : null];
-    at("costs").replaceChildren(table("Table 1, measured", "costs beside", found.aspects, found.words, beside),
+    const beside = ([text, claim, verdict]) => [element("span", {}, unbroken(text)),
+      claim ? element("small", {}, `The paper says “${claim}”: `, element("span", { class: verdict === "holds" ? "verdict" : "verdict not-so" }, verdict)) : null];
+    at("costs").replaceChildren(table("Table 1, measured", "costs beside", found.aspects, found.claims, beside),
       ...(found.columns.length ? [table("Costs in numbers", "costs", found.columns, found.numbers, (text) => [unbroken(text)])] : []));
   }
 
   function winsTable() {
     at("wins-card").hidden = data.groups.length < 2;
-    at("wins-hint").textContent = `Final ${data.score} of the students alone, mean ± half of the 95 % interval. “≈ best”: the paired difference to the best of the column does not exclude zero.`;
+    at("wins-hint").textContent = `Final ${data.score} of the students alone, mean ± half of the 95 % interval. “≈ best”: the interval of the paired difference to the best of the column contains zero.`;
     at("wins").replaceChildren(
       element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "Method"), ...data.groups.map((one) => element("th", { scope: "col" }, one.name)))),
       element("tbody", {}, ...data.methods.map((method) => element("tr", {}, element("th", { scope: "row" }, line(method)), ...data.groups.map((one) => {
@@ -225,34 +223,6 @@
         if (win) cell.style.setProperty("--shade", win.shade);
         return cell;
       })))));
-  }
-
-  function operatorsSection() {
-    const found = data.operators;
-    at("operators-card").hidden = found === null;
-    if (found === null) return;
-    list("operators-findings", found.findings);
-    const part = (title, hint, ...rest) => element("div", { class: "part" }, element("h3", {}, title), element("p", { class: "hint" }, unbroken(hint)), ...rest);
-    const grid = (name, kind, headings, rows) => element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, element("table", { class: kind },
-      element("thead", {}, element("tr", {}, ...headings.map((one) => element("th", { scope: "col", class: one === "Student" ? "text" : null }, one)))), element("tbody", {}, ...rows)));
-    const first = (name) => element("th", { scope: "row", title: name }, element("span", { class: "line" }, element("span", {}, name)));
-    const plain = ([headings, rows], name) => grid(name, "", headings, rows.map(([operator, student, ...cells]) => element("tr", {}, first(operator),
-      element("td", { class: "text" }, element("code", {}, student)), ...cells.map((text) => element("td", {}, text)))));
-    const matrix = (one) => part(one.title, one.hint, grid(one.title, "heat", ["Operator", ...one.methods.map((id) => methodOf[id].label)], one.rows.map((row) => element("tr", {}, first(row.name), ...row.cells.map((cell) => {
-      const node = element("td", { class: cell ? null : "gone" }, cell ? unbroken(cell.text) : "–", cell && cell.mark ? mark(cell.mark) : null);
-      if (cell) node.style.setProperty("--shade", cell.shade);
-      return node;
-    })))));
-    at("operators").replaceChildren(...found.matrices.map(matrix), part("Parameters and operations", found.counted, plain(found.costs, "Parameters and operations")),
-      part("Inference speed-up over the teacher", found.speed_hint, ...(found.speed ? speedFigure(found.speed, plain) : [])));
-  }
-
-  function speedFigure(speed, table) {
-    const series = speed.series.map((one) => ({ name: one.name, look: one, colour: colour(one), points: one.points.map(([tokens, times]) => [Math.log2(tokens), times, null]) }));
-    const panel = { axis: "tokens", name: "Times faster than the teacher", percent: false, log: "always", low: null, reference: 1, named: true, read: (value) => `${trimmed(value, 2)} ×`, series };
-    const box = element("div", { class: "panels", id: "figure-speed" }, draw(panel, `clip-${(clips += 1)}`));
-    const legend = element("div", { class: "legend" }, ...series.map((one) => element("span", {}, swatch(one.look, one.colour), one.name)), element("span", {}, "dashed: the teacher"));
-    return [box, legend, element("details", {}, element("summary", {}, "Data as a table"), table(speed.table, "Times faster than the teacher"))];
   }
 
   function controls() {
@@ -297,7 +267,7 @@
         const one = element("details", { class: "run" }, element("summary", {}, `${run.name}: ${run.group}, seed ${run.seed}`));
         one.addEventListener("toggle", () => {
           if (one.open && one.children.length === 1) one.append(element("p", { class: "what" }, `${run.facts.join(" · ")} · configuration ${run.hash}`),
-            element("h3", {}, "Configuration"), element("pre", { tabindex: "0" }, JSON.stringify(run.config, null, 2)), element("h3", {}, "Where and with what"), element("pre", { tabindex: "0" }, JSON.stringify(run.meta, null, 2)));
+            element("h3", {}, "Configuration"), element("pre", { tabindex: "0" }, JSON.stringify(run.config, null, 2)), element("h3", {}, "Versions and hardware"), element("pre", { tabindex: "0" }, JSON.stringify(run.meta, null, 2)));
         });
         return one;
       }));
@@ -326,30 +296,15 @@
     costTables();
   }
 
-  function theme() {
-    const node = at("theme");
-    const paint = () => { node.setAttribute("aria-pressed", String(themed() === "dark")); };
-    const repaint = () => { paint(); winsTable(); operatorsSection(); refresh(); };
-    node.addEventListener("click", () => {
-      document.documentElement.dataset.theme = themed() === "dark" ? "light" : "dark";
-      try { localStorage.setItem("segue-theme", document.documentElement.dataset.theme); } catch { /* a private window keeps nothing */ }
-      repaint();
-    });
-    dark.addEventListener("change", repaint);
-    try { const kept = localStorage.getItem("segue-theme"); if (kept === "dark" || kept === "light") document.documentElement.dataset.theme = kept; } catch { /* as above */ }
-    paint();
-  }
-
-  theme();
   list("overview", data.findings);
   winsTable();
-  operatorsSection();
   controls();
   at("figures").replaceChildren(...cards.filter((_, i) => !FIGURES[i].costs));
   at("cost-figures").replaceChildren(...cards.filter((_, i) => FIGURES[i].costs));
   at("costs-reading").textContent = unbroken(data.reading);
-  at("compared-hint").textContent = `Paired by seed: the same seed sees the same batches. ${data.comparisons} ${data.comparisons === 1 ? "comparison" : "comparisons"} per measure over all groups; p-values stand alone and adjusted by Holm’s method. The best baseline is the one with the best mean in the group.`;
+  at("compared-hint").textContent = `Paired by seed: the same seed trains on the same batches. ${data.comparisons} ${data.comparisons === 1 ? "comparison" : "comparisons"} per measure over all groups; p-values are given as they are and adjusted by Holm’s method. The best baseline is the one with the best mean in the group.`;
   at("files").replaceChildren(...(data.files || []).map((path) => element("li", {}, element("a", { href: path }, path))));
   runList();
   refresh();
+  document.addEventListener("themechange", () => { winsTable(); refresh(); });
 })();

@@ -1,4 +1,4 @@
-"""Tables: the summary as cells with a text to read and a number to sort by, as Markdown and as CSV."""
+"""Tables: the summary as cells with a text and a number to sort by, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from segue.lab.report import findings, paper_words
-from segue.reporting.formatting import NOTHING, duration, flops, memory, significant
+from segue.lab.report import findings, table_one
+from segue.reporting.formatting import (
+    NOTHING,
+    ScoreFormat,
+    counted,
+    duration,
+    flops,
+    memory,
+    p_value,
+    seeds_behind,
+    significant,
+)
 from segue.reporting.statistics import Estimate
-from segue.reporting.wording import Scale, counted, p_value, seeds_behind
 
 if TYPE_CHECKING:
     from segue.lab.report.summary import Comparison, Group, Held, Method, Summary
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text for people and a number for sorting; cells without a number come last."""
+    """A text and a number to sort by; cells without a number come last."""
 
     text: str
     sort: float | None = None
@@ -35,15 +44,15 @@ class Column:
     cell: Callable[[Method], Cell]
 
 
-def columns(group: Group, scale: Scale) -> list[Column]:
+def columns(group: Group, score_format: ScoreFormat) -> list[Column]:
     """List the columns of the table of methods."""
     found = [
         Column("seeds", "Seeds", lambda method: Cell(str(len(method.seeds)), len(method.seeds))),
-        Column("final", f"Final {group.score}", lambda method: _scored(method.final, scale)),
-        Column("area", f"Mean {group.score} over the run", lambda method: _scored(method.area, scale)),
+        Column("final", f"Final {group.score}", lambda method: _scored(method.final, score_format)),
+        Column("area", f"Mean {group.score} over the run", lambda method: _scored(method.area, score_format)),
     ]
-    for index, share in enumerate(held.share for held in group.methods[0].held):
-        percent = f"{100 * share:.0f} %"
+    for index, held in enumerate(group.methods[0].held):
+        percent = f"{100 * held.fraction:.0f} %"
         found += [
             Column(f"epochs_{index}", f"Epochs to {percent}", _until(index, lambda held: held.epochs, _epochs)),
             Column(f"seconds_{index}", f"Time to {percent}", _until(index, lambda held: held.seconds, duration)),
@@ -58,13 +67,13 @@ def columns(group: Group, scale: Scale) -> list[Column]:
 
 
 def cost_columns(group: Group) -> list[Column]:
-    """List the columns of what the methods cost and vary, without those that no method has a number for."""
+    """List the columns of costs and variances for which any method has a number."""
 
     def column(key: str, heading: str, write: Callable[[float], str]) -> Column:
         return Column(key, heading, lambda method: _with_interval(method.table_one.counted[key], write))
 
     found = [
-        Column("variance", "Whole variance", lambda method: _with_interval(method.table_one.variance, significant)),
+        Column("variance", "Total variance", lambda method: _with_interval(method.table_one.variance, significant)),
         Column(
             "to_prediction",
             "Gates' variance / formula",
@@ -73,28 +82,28 @@ def cost_columns(group: Group) -> list[Column]:
         column("to_student_only", "Operations / student-only", _ratio),
         column("to_distillation", "Operations / full teacher", _ratio),
         column("blend_to_student_only", "A blend step / student-only", _ratio),
-        column("bytes_to_student_only", "Bytes kept / student-only", _ratio),
-        column("extra_parameters", "Extra parameters held", lambda value: f"{value:,.0f}"),
+        column("bytes_to_student_only", "Saved bytes / student-only", _ratio),
+        column("extra_parameters", "Extra parameters in memory", lambda value: f"{value:,.0f}"),
         Column("break_even", "Break-even modules", lambda method: _break_even(method.table_one)),
     ]
     return [column for column in found if any(column.cell(method).text != NOTHING for method in group.methods)]
 
 
-def shown_aspects(group: Group) -> list[paper_words.Aspect]:
-    """List the columns of Table 1 that these runs can fill; none where they neither measured variance nor counted."""
+def shown_aspects(group: Group) -> list[table_one.Aspect]:
+    """List the columns of Table 1 that these runs can fill; none if they measured neither variance nor operations."""
     rows = [method.table_one for method in group.methods]
     if not any(row.varies or row.costs for row in rows):
         return []
-    return [aspect for aspect in paper_words.ASPECTS if any(aspect.measured(row) != NOTHING for row in rows)]
+    return [aspect for aspect in table_one.ASPECTS if any(aspect.measured(row) != NOTHING for row in rows)]
 
 
-def compared(comparison: Comparison, scale: Scale) -> list[Cell]:
-    """Write one comparison as cells, in the order of `COMPARED`."""
+def compared(comparison: Comparison, score_format: ScoreFormat) -> list[Cell]:
+    """Format one comparison as cells, in the order of `COMPARED`."""
     difference = comparison.difference
     return [
         Cell(comparison.label),
         Cell(comparison.baseline_label),
-        Cell(scale.difference(difference), difference.mean),
+        Cell(score_format.difference(difference), difference.mean),
         Cell(str(difference.pairs), difference.pairs),
         Cell(p_value(difference.p), difference.p),
         Cell(p_value(comparison.holm), comparison.holm),
@@ -102,7 +111,7 @@ def compared(comparison: Comparison, scale: Scale) -> list[Cell]:
     ]
 
 
-COMPARED = ["Method", "Best baseline", "Difference (95 % interval)", "Pairs", "p", "p, Holm", "In words"]
+COMPARED = ["Method", "Best baseline", "Difference (95 % interval)", "Pairs", "p", "p, Holm", "Verdict"]
 MARKS = {"best": "best", "like the best": "≈ best", "worse": "", "unknown": ""}
 
 
@@ -113,13 +122,13 @@ def markdown(summary: Summary) -> str:
         parts += ["", "## Where each method wins and loses", "", *_wins(summary)]
     for group in summary.groups:
         parts += ["", f"## {escaped(group.name)}", "", *bullets(group.findings), *bullets(group.notes), ""]
-        shown = columns(group, summary.scale)
+        shown = columns(group, summary.score_format)
         parts += as_table(
             ["Method", *(column.heading for column in shown)],
             [[method.label, *(column.cell(method).text for column in shown)] for method in group.methods],
         )
         for measure in findings.MEASURE_NAMES:
-            rows = [compared(c, summary.scale) for c in group.comparisons if c.measure == measure]
+            rows = [compared(c, summary.score_format) for c in group.comparisons if c.measure == measure]
             if rows:
                 name = findings.measure_name(measure, group.score)
                 parts += ["", f"Paired differences, {name}:", ""]
@@ -130,12 +139,7 @@ def markdown(summary: Summary) -> str:
 
 def csv(summary: Summary) -> str:
     """Write one row of plain numbers per group and method; what is unknown is empty."""
-    rows = [_numbers(group, method) for group in summary.groups for method in group.methods]
-    text = io.StringIO()
-    writer = csv_writer.DictWriter(text, list(rows[0]) if rows else ["group", "method"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return as_csv([_numbers(group, method) for group in summary.groups for method in group.methods])
 
 
 def _table_one(group: Group) -> list[str]:
@@ -143,27 +147,27 @@ def _table_one(group: Group) -> list[str]:
     if not aspects:
         return []
     headings = [heading for aspect in aspects for heading in (aspect.heading, "The paper", "Holds")]
-    words = [
-        [method.label, *(text or NOTHING for aspect in aspects for text in paper_words.beside(method, aspect))]
+    claims = [
+        [method.label, *(text or NOTHING for aspect in aspects for text in table_one.against_paper(method, aspect))]
         for method in group.methods
     ]
-    parts = ["", "### What it costs, what it varies", "", *bullets(paper_words.sentences(group)), ""]
-    parts += [*as_table(["Method", *headings], words), ""]
+    parts = ["", "### Cost and gradient variance", "", *bullets(table_one.findings(group)), ""]
+    parts += [*as_table(["Method", *headings], claims), ""]
     if numbers:
         rows = [[method.label, *(column.cell(method).text for column in numbers)] for method in group.methods]
         parts += [*as_table(["Method", *(column.heading for column in numbers)], rows), ""]
-    return [*parts, escaped(paper_words.READING)]
+    return [*parts, escaped(table_one.READING)]
 
 
 def _numbers(group: Group, method: Method) -> dict[str, object]:
     row: dict[str, object] = {"group": group.name, "method": method.method, "label": method.label, "seeds": len(method.seeds)}
     row["teacher"] = group.teacher
-    row |= _estimated("final", method.final) | _estimated("area", method.area)
+    row |= estimated("final", method.final) | estimated("area", method.area)
     for held in method.held:
-        percent = f"{100 * held.share:.0f}"
+        percent = f"{100 * held.fraction:.0f}"
         row[f"held_{percent}"] = held.held if held.defined else None
         for name, found in (("epochs", held.epochs), ("seconds", held.seconds), ("flops", held.flops)):
-            row |= _estimated(f"{name}_to_{percent}", found)
+            row |= estimated(f"{name}_to_{percent}", found)
     for name, found in (
         ("seconds_per_step", method.step_seconds),
         ("flops_per_step", method.step_flops),
@@ -171,10 +175,8 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
         ("flops", method.flops),
         ("peak_memory", method.peak_memory),
     ):
-        row |= _estimated(name, found)
+        row |= estimated(name, found)
     row |= _table_one_numbers(method.table_one)
-    row |= _estimated("recovered", method.recovery.estimate("recovered"))
-    row |= _estimated("last_cosine", method.recovery.estimate("cosine"))
     for measure in findings.MEASURE_NAMES:
         found_one = next((c for c in group.comparisons if c.measure == measure and c.method == method.method), None)
         difference = found_one and found_one.difference
@@ -187,20 +189,21 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
 
 
 def _table_one_numbers(row: TableOne) -> dict[str, object]:
-    found = _estimated("gate_share", row.gate_share) | {"gate_variance_exactly_zero": int(row.exactly_zero)}
-    found |= _estimated("gradient_variance", row.variance)
-    found |= _estimated("gate_variance_to_prediction", row.to_prediction)
+    found = estimated("gate_fraction", row.gate_fraction) | {"gate_variance_exactly_zero": int(row.exactly_zero)}
+    found |= estimated("gradient_variance", row.variance)
+    found |= estimated("gate_variance_to_prediction", row.to_prediction)
     for name, counts in row.counted.items():
-        found |= _estimated(name, counts)
+        found |= estimated(name, counts)
     return found | {"feature_matching": row.matching}
 
 
-def _estimated(name: str, found: Estimate | None) -> dict[str, object]:
+def estimated(name: str, found: Estimate | None) -> dict[str, object]:
+    """Return an estimate as three columns of a CSV file."""
     return {f"{name}_mean": found and found.mean, f"{name}_half": found and found.half, f"{name}_n": found.n if found else 0}
 
 
-def _scored(found: Estimate | None, scale: Scale) -> Cell:
-    return Cell(scale.estimate(found) + seeds_behind(found), None if found is None else found.mean)
+def _scored(found: Estimate | None, score_format: ScoreFormat) -> Cell:
+    return Cell(score_format.estimate(found) + seeds_behind(found), None if found is None else found.mean)
 
 
 def _plain(found: Estimate | None, write: Callable[[float | None], str]) -> Cell:
@@ -250,7 +253,7 @@ def _wins(summary: Summary) -> list[str]:
         for group in summary.groups:
             method = group.method(name)
             mark = MARKS[method.standing["final"]] if method else ""
-            text = _scored(method.final, summary.scale).text if method else NOTHING
+            text = _scored(method.final, summary.score_format).text if method else NOTHING
             cells.append(f"{text} ({mark})" if mark else text)
         rows.append([label, *cells])
     return as_table(["Method", *(group.name for group in summary.groups)], rows)
@@ -258,14 +261,23 @@ def _wins(summary: Summary) -> list[str]:
 
 def _legend(summary: Summary) -> str:
     return (
-        "± is the half width of a 95 % interval over seeds (Student's t). A share of the teacher's score is reached at the "
-        "first look from which the students alone hold it to the end. Differences are paired by seed; p-values are adjusted "
-        f"by Holm's method over the {counted(summary.comparisons, 'comparison')} of a measure."
+        "± is the half width of a 95 % interval over seeds (Student's t). A percentage of the teacher's score is reached at "
+        "the first evaluation from which the students alone keep it to the end. Differences are paired by seed; p-values are "
+        f"adjusted by Holm's method over the {counted(summary.comparisons, 'comparison')} of a measure."
     )
 
 
+def as_csv(rows: list[dict[str, object]]) -> str:
+    """Write rows that have the same columns as CSV."""
+    text = io.StringIO()
+    writer = csv_writer.DictWriter(text, list(rows[0]) if rows else ["group", "method"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 def as_table(headings: list[str], rows: list[list[str]]) -> list[str]:
-    """Write a Markdown table, whatever stands in its cells."""
+    """Write a Markdown table, whatever its cells contain."""
     written = [headings, ["---"] * len(headings), *rows]
     return [f"| {' | '.join(cell if cell == '---' else escaped(cell) for cell in row)} |" for row in written]
 
@@ -276,6 +288,6 @@ def bullets(lines: list[str]) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """Write text that Markdown cannot mistake for markup."""
+    """Escape text for a cell or a line of Markdown."""
     text = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
     return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,0 +1,1 @@
+"""Experiments: a run is a Python function that returns a config; one folder per experiment."""

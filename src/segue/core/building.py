@@ -1,0 +1,94 @@
+"""Building: make the students of a plan, check them, and try them on an example, before the model changes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from segue.core.blending import call_arguments, copy_caches, merge
+from segue.core.modes import evaluating, plain_attention
+from segue.core.surgery import teacher_at, unreached
+from segue.errors import StudentError
+from segue.plan import Plan
+from segue.sites import Site
+
+
+def build_students(model: nn.Module, plan: Plan, sites: list[Site]) -> dict[str, nn.Module]:
+    """Make one student per site, with random numbers that depend on the plan's seed and the site alone."""
+    students: dict[str, nn.Module] = {}
+    cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=cuda):
+        for site in sites:
+            teacher = teacher_at(model, site)
+            digest = hashlib.blake2b(f"{plan.seed}/{site.name}".encode(), digest_size=7).digest()
+            torch.manual_seed(int.from_bytes(digest, "big"))
+            student = plan.student(teacher, site)
+            if plan.adapter is not None and isinstance(student, nn.Module):
+                student = plan.adapter(student, teacher, site)
+            _check_student(student, teacher, site, model)
+            students[site.name] = student
+    return students
+
+
+def _check_student(student: object, teacher: nn.Module, site: Site, model: nn.Module) -> None:
+    fault = f"the student factory must return a new module for site {site.name!r}."
+    if not isinstance(student, nn.Module):
+        hint = "return the module itself: fn(teacher, site) -> module. Nothing was changed."
+        raise StudentError(fault, f"It returns {type(student).__name__}, which is not an nn.Module.", hint)
+    taken = {id(p): name for name, p in model.named_parameters()}
+    shared = [taken[id(p)] for p in student.parameters() if id(p) in taken]
+    if student is teacher or shared:
+        what = "the teacher itself" if student is teacher else f"a module that shares {shared[0]!r} with the model"
+        hint = "copy what you reuse (copy.deepcopy), because the teacher stays frozen. Nothing was changed."
+        raise StudentError(fault, f"It returns {what}.", hint)
+    places = {p.device for p in teacher.parameters()}
+    stray = next((p.device for p in student.parameters() if places and p.device not in places), None)
+    if stray is not None:
+        hint = "build the student on the teacher's device: student.to(device). Nothing was changed."
+        raise StudentError(fault, f"Its module is on {stray}, the teacher on {', '.join(map(str, places))}.", hint)
+
+
+def try_students(model: nn.Module, sites: list[Site], students: dict[str, nn.Module], example: Any) -> None:
+    """Run the unchanged model once on an example, and each student on the input of its teacher."""
+    answers: dict[str, list[Any]] = {site.name: [] for site in sites}
+
+    def ask(site: Site) -> Callable[..., None]:
+        def before(teacher: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            args, kwargs = copy_caches(args, kwargs)
+            try:
+                with evaluating(students[site.name]):
+                    answers[site.name].append(students[site.name](*args, **kwargs))
+            except Exception as error:
+                raise StudentError(
+                    f"the student at site {site.name!r} cannot be called as its teacher is called.",
+                    f"It raises {type(error).__name__}: {error}",
+                    "give it the teacher's signature. Nothing was changed.",
+                ) from error
+
+        return before
+
+    def compare(site: Site) -> Callable[..., None]:
+        def after(teacher: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            merge(output, answers[site.name][-1], lambda t, _: t, site)
+
+        return after
+
+    args, kwargs = call_arguments(example)
+    handles = []
+    for site in sites:
+        first, last = model.get_submodule(site.members[0]), model.get_submodule(site.members[-1])
+        handles.append(first.register_forward_pre_hook(ask(site), with_kwargs=True))
+        handles.append(last.register_forward_hook(compare(site)))
+    try:
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention():
+            model(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, given in answers.items():
+        if not given:
+            raise unreached(name)

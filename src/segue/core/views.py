@@ -1,0 +1,113 @@
+"""Views of a running handover: one side alone, both sides compared, and the handover isolated for a measurement."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from segue.core.modes import evaluating, plain_attention
+from segue.core.seam import Seam, View, Watch
+from segue.core.tensor_files import full
+from segue.similarity import Similarity, measure
+
+if TYPE_CHECKING:
+    from segue.core.handover import Handover
+
+ISOLATED = ("reached", "blind", "records", "teacher_gradient")  # with its state, all that a measurement may change in a seam
+
+
+@contextmanager
+def viewing(model: nn.Module, seams: Iterable[Seam], view: View) -> Iterator[nn.Module]:
+    """Show one side at every site."""
+    before = [(seam, seam.state.view) for seam in seams]
+    for seam, _ in before:
+        seam.configure(view=view)
+    try:
+        yield model
+    finally:
+        for seam, earlier in before:
+            seam.configure(view=earlier)
+
+
+@contextmanager
+def recording(seams: Iterable[Seam], watch: Watch) -> Iterator[None]:
+    """Record outputs at the sites for a measurement, apart from those for the losses."""
+    before = [(seam, seam.state, seam.records, seam.blind) for seam in seams]
+    for seam, *_ in before:
+        seam.records = []
+        seam.configure(watch=watch, measuring=True)
+    try:
+        yield
+    finally:
+        for seam, state, records, blind in before:
+            seam.records, seam.blind = records, blind
+            seam.configure(watch=state.watch, measuring=state.measuring)
+
+
+@contextmanager
+def comparing(handover: Handover, padding_mask: Tensor | None) -> Iterator[dict[str, Similarity]]:
+    """Compare the two sides in the forwards of a `with` block, which show the students alone, in evaluation."""
+    similar: dict[str, Similarity] = {}
+    seams = handover.seams
+    with torch.no_grad(), recording(seams.values(), Watch.PAIR), handover.as_student(), evaluating(handover.model):
+        yield similar
+        torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
+        for name, seam in seams.items():
+            if seam.records:
+                similar[name] = _mean([measure(t, s, padding_mask) for t, s in seam.records])
+    observe = getattr(handover.plan.schedule, "observe", None)
+    if observe is not None:
+        observe(handover.progress, similar)
+
+
+def _mean(measures: list[Similarity]) -> Similarity:
+    return Similarity(*(sum(values) / len(values) for values in zip(*measures, strict=True)))
+
+
+@contextmanager
+def isolated(handover: Handover) -> Iterator[None]:
+    """Let a block configure the seams freely, in evaluation and without compiled code; everything is restored afterwards."""
+    seams = list(handover.seams.values())
+    before = [(seam.state, {name: getattr(seam, name) for name in ISOLATED}) for seam in seams]
+    refuses, handover.refuses_unreached = handover.refuses_unreached, False
+    for seam in seams:
+        seam.records, seam.reached = [], set()
+        seam.configure(watch=Watch.NOTHING)
+    try:
+        with evaluating(handover.model), plain_attention(), _eager_mode():
+            yield
+    finally:
+        handover.refuses_unreached = refuses
+        for seam, (state, values) in zip(seams, before, strict=True):
+            seam.configure(**vars(state))
+            for name, value in values.items():
+                setattr(seam, name, value)
+
+
+def gradients(
+    model: nn.Module, outputs: Sequence[Tensor], parameters: Sequence[Tensor], directions: Sequence[Tensor] | None = None
+) -> list[Tensor | None]:
+    """Return the gradients of outputs and leave `.grad` as it is; None where nothing depends on a parameter."""
+    if not outputs:
+        return [None] * len(parameters)
+    if not any(hasattr(parameter, "full_tensor") for parameter in parameters):
+        return list(torch.autograd.grad(outputs, parameters, directions, allow_unused=True))
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]  # FSDP computes gradients in backward() only
+    try:
+        for parameter, _ in before:
+            parameter.grad = None
+        torch.autograd.backward(outputs, directions)
+        return [None if parameter.grad is None else full(parameter.grad) for parameter in parameters]
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
+
+def _eager_mode() -> AbstractContextManager[Any]:
+    """Leave compiled code out; where nothing was compiled, do not load torch's compiler for it."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -1,0 +1,44 @@
+"""Tasks: the loss that a model trains on, and the scores that evaluate it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LossFn: TypeAlias = Callable[[nn.Module, Any], Tensor]  # (model, batch) -> scalar
+Scores: TypeAlias = Callable[[nn.Module, Any], Mapping[str, Tensor]]  # (model, batch) -> one number per example, by name
+
+
+class Classification:
+    """Cross-entropy on (inputs, labels), or on a mapping with `labels`; `scores` returns accuracy and loss.
+
+    >>> import torch
+    >>> task = Classification(label_smoothing=0.1)
+    >>> task(nn.Identity(), (torch.eye(3), torch.tensor([0, 1, 2]))).item() > 0
+    True
+    """
+
+    def __init__(self, *, label_smoothing: float = 0.0) -> None:
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        logits, labels = self._predict(model, batch)
+        return F.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
+
+    def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return accuracy and (unsmoothed) loss of every example."""
+        logits, labels = self._predict(model, batch)
+        loss = F.cross_entropy(logits.float(), labels, reduction="none")
+        return {"accuracy": (logits.argmax(-1) == labels).float(), "loss": loss}
+
+    def _predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        if isinstance(batch, Mapping):
+            inputs = {name: value for name, value in batch.items() if name != "labels"}
+            output, labels = model(**inputs), batch["labels"]
+        else:
+            *inputs, labels = batch
+            output = model(*inputs)
+        return getattr(output, "logits", output), labels

@@ -1,0 +1,172 @@
+"""The auxiliary losses: what they are computed from, when they end, and what is refused."""
+
+import pytest
+import torch
+
+import segue
+from segue.errors import HandoverError, PlanError
+from segue.losses import FeatureGuidance, LogitDistillation, weight_at
+from segue.sites import Site
+from tests.helpers.tiny import SITES, batch, constant, optimizer_for, start, train
+
+
+def guided(guidance, alpha=0.5, **settings):
+    return start(segue.Plan(sites=SITES, guidance=guidance, schedule=constant(alpha), **settings))
+
+
+def test_the_named_parts_add_up_and_can_be_read_again():
+    plan = segue.Plan(sites=SITES, guidance=FeatureGuidance(), distill=LogitDistillation(), schedule=constant(0.5))
+    handover = start(plan)
+    handover.model(batch()[0])
+    total = handover.aux_loss()
+    parts = handover.losses()
+    assert list(parts) == [*(f"guidance/blocks.{i}.attn" for i in range(3)), "distill"]
+    torch.testing.assert_close(total, sum(parts.values()))
+
+
+def test_distillation_compares_with_the_original_model():
+    handover = start(segue.methods.distillation(sites=SITES))
+    x, _ = batch()
+    with handover.as_teacher(), torch.no_grad():
+        theirs = handover.model(x)
+    ours = handover.model(x)
+    torch.testing.assert_close(handover.aux_loss(), LogitDistillation()(theirs, ours, None))
+
+
+def test_distillation_from_a_backbone_that_trains_along_keeps_a_frozen_copy():
+    handover = start(segue.methods.distillation(sites=SITES, train="all"))
+    x, _ = batch()
+    with handover.as_teacher(), torch.no_grad():
+        original = handover.model(x)
+    train(handover, optimizer_for(handover), 3)
+    ours = handover.model(x)
+    torch.testing.assert_close(handover.aux_loss(), LogitDistillation()(original, ours, None))
+
+
+def test_distillation_from_a_frozen_copy_outlives_released_teachers():
+    plan = segue.Plan(sites=SITES, distill=LogitDistillation(), train="all", release=True)
+    handover = start(plan)
+    train(handover, optimizer_for(handover), steps=6)  # takeover is at 2
+    assert all(seam.teacher is None for seam in handover.seams.values())
+    handover.model(batch()[0])
+    assert handover.losses()["distill"].item() > 0
+
+
+def test_distillation_takes_logits_where_the_user_says():
+    plan = segue.Plan(sites=SITES, schedule=constant(0.0), distill=LogitDistillation(logits=lambda output: output[:, :2]))
+    handover = start(plan)
+    x, _ = batch()
+    with handover.as_teacher(), torch.no_grad():
+        theirs = handover.model(x)
+    ours = handover.model(x)
+    torch.testing.assert_close(handover.aux_loss(), LogitDistillation()(theirs[:, :2], ours[:, :2], None))
+
+
+def test_on_teacher_stream_compares_with_a_full_teacher_pass():
+    handover = start(segue.methods.fitnets(sites=SITES))
+    x, _ = batch()
+    caught = {}
+    with torch.no_grad():
+        for view, side in ((handover.as_teacher, "teacher"), (handover.as_student, "student")):
+            module = getattr(handover.seams["blocks.2.attn"], side)
+            hook = module.register_forward_hook(lambda m, args, output, side=side: caught.update({side: output}))
+            with view():
+                handover.model(x)
+            hook.remove()
+    handover.model(x)
+    part = handover.losses()["guidance/blocks.2.attn"]
+    expected = FeatureGuidance()(caught["teacher"], caught["student"], None)
+    torch.testing.assert_close(part, expected)
+
+
+def test_on_teacher_stream_keeps_to_the_original_when_the_backbone_trains_along():
+    plan = segue.methods.fitnets(sites=SITES, train="all", distill=LogitDistillation())
+    handover = start(plan, total_steps=50)
+    x, _ = batch()
+    caught = []
+    with handover.as_teacher(), torch.no_grad():
+        hook = handover.seams["blocks.2.attn"].teacher.register_forward_hook(lambda m, args, output: caught.append(output))
+        handover.model(x)
+        hook.remove()
+    train(handover, optimizer_for(handover), 3)
+    hook = handover.seams["blocks.2.attn"].student.register_forward_hook(lambda m, args, output: caught.append(output))
+    handover.model(x)
+    hook.remove()
+    expected = FeatureGuidance()(*caught, None) * weight_at(plan.guidance, handover.progress, Site("x"))
+    torch.testing.assert_close(handover.losses()["guidance/blocks.2.attn"], expected)
+
+
+def test_a_guidance_that_is_no_number_is_refused():
+    handover = guided(lambda t, s, mask: (t - s).abs())
+    handover.model(batch()[0])
+    with pytest.raises(PlanError, match="average or sum it"):
+        handover.aux_loss()
+
+
+def test_the_target_never_moves_even_where_the_gradient_passes_the_teacher():
+    handover = guided(FeatureGuidance(schedule=constant(1.0)), teacher_gradient=True)
+    handover.model(batch()[0])
+    records = [record for seam in handover.seams.values() for record in seam.records]
+    assert not any(t.requires_grad for t, _ in records)
+    assert all(s.requires_grad for _, s in records)
+
+
+def test_two_forwards_before_one_backward_are_averaged():
+    handover = guided(FeatureGuidance(schedule=constant(1.0)))
+    (a, _), (b, _) = batch(0), batch(1)
+    handover.model(a)
+    first = handover.aux_loss().item()
+    handover.model(b)
+    second = handover.aux_loss().item()
+    handover.model(a)
+    handover.model(b)
+    assert handover.aux_loss().item() == pytest.approx((first + second) / 2)
+
+
+def test_aux_loss_is_zero_where_there_is_nothing_to_learn():
+    assert start().aux_loss().item() == 0
+    handover = guided(FeatureGuidance())
+    handover.model.eval()
+    handover.model(batch()[0])
+    assert handover.aux_loss().item() == 0
+    handover.model.train()
+    with torch.no_grad():
+        handover.model(batch()[0])
+        assert handover.aux_loss().item() == 0
+
+
+def test_forgetting_the_auxiliary_loss_is_noticed():
+    handover = guided(FeatureGuidance())
+    handover.model(batch()[0])
+    with pytest.raises(HandoverError) as error:
+        handover.step()
+    assert str(error.value) == (
+        "aux_loss() is missing before step().\n"
+        "  The plan has guidance or distillation, and a training forward has recorded outputs for it.\n"
+        "  Hint: add it to the loss: loss = task_loss + handover.aux_loss()."
+    )
+
+
+def test_asking_before_a_forward_is_an_error():
+    with pytest.raises(HandoverError, match="No training forward"):
+        guided(FeatureGuidance()).aux_loss()
+
+
+def test_guidance_ends_with_its_schedule_and_the_teacher_with_it():
+    handover = start(segue.methods.dcr_dfg(sites=SITES))
+    train(handover, optimizer_for(handover), 2)  # aggr20 over 10 steps
+    calls = []
+    for seam in handover.seams.values():
+        seam.teacher.register_forward_hook(lambda *_: calls.append(1))
+    handover.model(batch()[0])
+    assert handover.losses() == {}
+    assert calls == []
+
+
+def test_guidance_outlives_takeover_while_lambda_is_positive():
+    handover = guided(FeatureGuidance(schedule=constant(1.0)), alpha=0.0)
+    x, _ = batch()
+    output = handover.model(x)
+    assert handover.aux_loss().item() > 0
+    with handover.as_student():
+        assert torch.equal(output, handover.model(x))

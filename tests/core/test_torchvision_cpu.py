@@ -1,0 +1,21 @@
+"""Torchvision imports whatever torch it finds, once segue is imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+IMPORT = """
+import sys
+import segue
+assert "torch" not in sys.modules
+import torchvision
+assert torchvision.transforms.Resize(2)
+import torch
+assert torch.ops.torchvision.nms
+"""
+
+
+def test_torchvision_imports_after_segue_in_a_fresh_process():
+    pytest.importorskip("torchvision")
+    subprocess.run([sys.executable, "-c", IMPORT], check=True)

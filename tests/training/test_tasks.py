@@ -1,0 +1,62 @@
+"""Tasks: losses and scores of classification, on pairs and on mappings."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import BatchEncoding
+
+from segue.core.blending import padding_mask
+from segue.training.tasks import Classification
+from tests.helpers.tiny import Net, batch
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_cross_entropy_is_torchs_with_its_label_smoothing(smoothing):
+    x, y = batch()
+    model = Net()
+    wanted = F.cross_entropy(model(x), y, label_smoothing=smoothing)
+    assert torch.equal(Classification(label_smoothing=smoothing)(model, (x, y)), wanted)
+    scores = Classification(label_smoothing=smoothing).scores(model, (x, y))
+    assert torch.equal(scores["loss"], F.cross_entropy(model(x), y, reduction="none"))  # never smoothed
+    assert torch.equal(scores["accuracy"], (model(x).argmax(-1) == y).float())
+
+
+class Sentences(nn.Module):
+    """Called and answering as Hugging Face models are."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, *, input_ids, attention_mask):
+        hidden = (input_ids * attention_mask).float()
+        return SimpleNamespace(logits=self.linear(hidden))
+
+
+@pytest.mark.parametrize("kind", [dict, BatchEncoding])
+def test_mappings_with_labels_are_called_by_keyword(kind):
+    model = Sentences()
+    ids, mask, labels = torch.arange(12).view(3, 4), torch.ones(3, 4), torch.tensor([0, 2, 1])
+    given = kind({"input_ids": ids, "labels": labels, "attention_mask": mask})
+    assert torch.equal(Classification()(model, given), F.cross_entropy(model.linear(ids.float()), labels))
+    assert set(given) == {"input_ids", "labels", "attention_mask"}
+    assert padding_mask(given) is mask
+
+
+def test_several_inputs_may_stand_before_the_labels():
+    x, y = batch()
+
+    class Sum(Net):
+        def forward(self, a, b):
+            return super().forward(a + b)
+
+    assert torch.equal(Classification()(Sum(), (x, x, y)), F.cross_entropy(Net()(2 * x), y))
+
+
+def test_only_a_two_dimensional_mask_is_a_padding_mask():
+    assert padding_mask(batch()) is None
+    assert padding_mask({"input_ids": torch.ones(2, 3)}) is None
+    assert padding_mask({"attention_mask": torch.ones(2, 1, 3, 3)}) is None
