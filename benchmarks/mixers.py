@@ -24,7 +24,7 @@ from benchmarks.bars import Bar
 from benchmarks.settings import Settings
 from benchmarks.timing import Ratio, Step, rounds
 from segue.diagnostics.counting import PeakBytes, saved_bytes
-from segue.students.attention.mixers import (
+from segue.students import (
     Fourier,
     LinearAttention,
     Linformer,
@@ -34,7 +34,7 @@ from segue.students.attention.mixers import (
     WindowedLinear,
 )
 from segue.students.attention.module import Operator
-from segue.students.attention.spec import Geometry, Projection
+from segue.students.attention.spec import AttentionSpec, Projection
 
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -129,16 +129,16 @@ class Subjects:
         self.mixes: dict[str, Mix] = {}
         self.counted: dict[str, Mix] = {}
         shape = Projection(torch.empty(HEADS * HEAD_SIZE, HEADS * HEAD_SIZE, device="meta"))
-        geometry = Geometry(heads=HEADS, head_size=HEAD_SIZE, query=shape, key=shape, value=shape, tokens=tokens)
+        spec = AttentionSpec(heads=HEADS, head_size=HEAD_SIZE, query=shape, key=shape, value=shape, tokens=tokens)
         if tokens <= settings.longest_softmax:
             self.mixes |= {SOFTMAX: softmax(False), SOFTMAX + CAUSAL: softmax(True)}
         if tokens <= settings.longest_unfused:
             self.counted |= {UNFUSED: unfused(False), UNFUSED + CAUSAL: unfused(True)}
         for name, operator in OPERATORS.items():
-            mixer = operator.mixer(geometry)
+            mixer = operator.mixer(spec)
             self.weights += list(mixer.parameters())
             self.mixes[name] = called(mixer, False)
-            if mixer.can_be_causal:
+            if mixer.supports_causal:
                 self.mixes[name + CAUSAL] = called(mixer, True)
 
     def step(self, name: str, kind: str) -> Step:

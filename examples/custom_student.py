@@ -34,7 +34,7 @@ def mixer(teacher: nn.Module, site: segue.Site) -> nn.Module:
 
 def main(steps: int) -> None:
     training, test = digits()
-    model = pretrained(training, steps)
+    model = pretrained(training)
     print(f"accuracy before {accuracy(model, *test):.3f}")
 
     plan = segue.methods.dcr_dfg(sites=Attention, student=mixer)

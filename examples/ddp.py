@@ -21,7 +21,7 @@ def main(steps: int) -> None:
     if world > 1:
         dist.init_process_group("gloo")
     training, test = digits()
-    model = pretrained(training, steps)  # the same in every process
+    model = pretrained(training, steps=300)  # the same in every process
 
     plan = segue.methods.gumbel_dfg(sites="blocks.*.attn")  # the coins depend on seed, step and site, so all ranks draw alike
     handover = segue.replace_(model.train(), plan, total_steps=steps)

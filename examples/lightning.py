@@ -40,7 +40,7 @@ class Classifier(lightning.LightningModule):
 
 def main(steps: int, folder: Path, resume: bool) -> None:
     training, test = digits()
-    module = Classifier(pretrained(training, steps))
+    module = Classifier(pretrained(training))
     print(f"accuracy before {accuracy(module.model, *test):.3f}")
 
     plan = segue.methods.dcr_dfg(sites="blocks.*.attn")

@@ -31,20 +31,20 @@ def main(steps: int) -> None:
     plan = segue.methods.gumbel_dfg(sites="blocks.*.attn")  # a random gate: its noise must come back too
     stop = steps // 5 // 2 + 1  # in the middle of the anneal
 
-    model = pretrained(training, steps).train()
+    model = pretrained(training).train()
     handover = segue.replace_(model, plan, total_steps=steps)
     optimizer = torch.optim.AdamW(handover.parameters(), lr=1e-3)
     whole = train(model, handover, optimizer, training, steps)
 
     with tempfile.TemporaryDirectory() as folder:
-        stopped = pretrained(training, steps).train()
+        stopped = pretrained(training).train()
         handover = segue.replace_(stopped, plan, total_steps=steps)
         optimizer = torch.optim.AdamW(handover.parameters(), lr=1e-3)
         first = train(stopped, handover, optimizer, training, stop)
         segue.save(handover, folder, optimizer=optimizer)
         print(f"stopped at {handover}")
 
-        resumed = pretrained(training, steps).train()  # in your program: a new process loads the pretrained model again
+        resumed = pretrained(training).train()  # in your program: a new process loads the pretrained model again
         handover = segue.load_(resumed, folder)
         optimizer = torch.optim.AdamW(handover.parameters(), lr=1e-3)
         segue.load_(handover, folder, optimizer=optimizer)

@@ -24,7 +24,7 @@ from mkdocs.structure.pages import Page
 import segue
 
 DOCS = Path(__file__).parents[1]
-REQUEST = re.compile(r"<!-- (api|table|measured): (?!begin|end)(.+?) -->")
+REQUEST = re.compile(r"<!-- (api|table|measured): (.+?) -->")
 SPEED = "| mixer | exponent, forward |"
 RECOVERED = "| operator | Student only |"
 
@@ -39,7 +39,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Answer every request of a page."""
-    answers = {"api": api, "table": table, "measured": measured}
+    answers = {"api": api, "table": lambda what: table(what, page.file.src_uri), "measured": measured}
     return REQUEST.sub(lambda match: answers[match[1]](match[2]), markdown)
 
 
@@ -51,13 +51,16 @@ def api(name: str) -> str:
 
 def public_places(module: ModuleType) -> list[str]:
     """Return where each public name of a module is defined: those of `__all__`, or all in the order of the file."""
-    names = getattr(module, "__all__", None) or _defined(module)
-    return [f"{getattr(getattr(module, name), '__module__', module.__name__)}.{name}" for name in names]
+    places = []
+    for name in getattr(module, "__all__", None) or _defined(module):
+        origin = getattr(getattr(module, name), "__module__", "") or ""  # of an alias such as `Gate`: its type's module
+        places.append(f"{origin if origin.startswith('segue.') else module.__name__}.{name}")
+    return places
 
 
-def table(what: str) -> str:
-    """Return a table that the package makes of its own parts."""
-    return {"methods": segue.methods.table, "operators": _operators}[what]()
+def table(what: str, page: str) -> str:
+    """Return a table that the package makes of its own parts, for a page."""
+    return segue.methods.table() if what == "methods" else _operators("" if page.startswith("cards/") else "cards/")
 
 
 def measured(rows: str) -> str:
@@ -94,13 +97,14 @@ def operator_names() -> list[str]:
     return [name for name, made in found.items() if isinstance(made, type) and issubclass(made, Operator)]
 
 
-def _operators() -> str:
+def _operators(cards: str) -> str:
     rows = [["operator", "in one line", "cost", "causal", "keeps while generating"]]
     for name in operator_names():
         operator = getattr(segue.students, name)
         line = (operator.__doc__ or "").splitlines()[0]
-        keeps = "a state" if operator.recurrent else "all keys and values" if operator.causal else "-"
-        rows.append([f"[`{name}`]({name}.md)", line, operator.cost, "yes" if operator.causal else "no", keeps])
+        mixer = operator.mixer_class
+        keeps = "a state" if mixer.recurrent else "all keys and values" if mixer.supports_causal else "-"
+        rows.append([f"[`{name}`]({cards}{name}.md)", line, operator.cost, "yes" if mixer.supports_causal else "no", keeps])
     return _written(rows)
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import segue
 from segue.convert.tasks import NextToken
-from segue.data.extras import quiet_transformers
+from segue.data.files import quiet_transformers
 from segue.training.batches import Batches, InOrder
 
 transformers = quiet_transformers("Llama")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from segue.lab import presets as scales
-from segue.lab import variants
+from segue.lab import presets, variants
 from segue.lab.config import Run
 
 METHODS = ("student_only", "distillation", "dcr_dfg")
@@ -20,7 +19,7 @@ def runs(seeds: int = 3, methods: tuple[str, ...] = METHODS, steps: int = 200) -
     """Return methods x depths x seeds."""
     return [
         replace(
-            scales.demo(steps=steps, depth=depth, share=0.2).run(variant, seed=seed, group=f"{depth} blocks"),
+            presets.demo(steps=steps, depth=depth, data_fraction=0.2).run(variant, seed=seed, group=f"{depth} blocks"),
             experiment="depth",
         )
         for seed in range(seeds)

@@ -15,26 +15,25 @@ from dataclasses import replace
 from typing import Literal
 
 from segue.errors import ConfigError
-from segue.lab import presets as scales
-from segue.lab import variants
+from segue.lab import presets, variants
 from segue.lab.config import Run, Stage
 from segue.lab.models import SmallViT
-from segue.lab.presets import Scale
+from segue.lab.presets import Preset
 from segue.sites import Span
 from segue.students import (
     Fourier,
     LinearAttention,
     Linformer,
     Nystrom,
+    OneLayer,
     Performer,
     SlidingWindow,
     StudentFactory,
     WindowedLinear,
 )
-from segue.students.spans import OneLayer
 from segue.training.recipe import Recipe
 
-ATTENTION = "**.attention.self"  # of BERT and its kind: an operator reads the whole module
+ATTENTION = "**.attention.self"  # of BERT and its kind: an operator reads the complete module
 METHODS = ("student_only", "distillation", "dcr", "dcr_dfg", "lolcats")
 
 
@@ -63,49 +62,49 @@ def runs(
     methods: tuple[str, ...] | None = None,
 ) -> list[Run]:
     """Return operators x methods x seeds: of a small ViT (digits, or Fashion-MNIST from a folder), or of MiniLM."""
-    parts: dict[str, Callable[[], tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]]] = {
+    parts: dict[str, Callable[[], tuple[Preset, tuple[str, ...], dict[str, dict[str, object]]]]] = {
         "vit": lambda: _vit(folder, lr),
         "minilm": lambda: _minilm(_given(model), train, test),
         "layers": lambda: _layers(_given(model), train, test),
     }
-    scale, usual, groups = parts[part]()
+    preset, usual, groups = parts[part]()
     return [
-        scale.run(variant, seed=seed, group=group, **settings)
+        preset.run(variant, seed=seed, group=group, **settings)
         for seed in range(seeds)
         for group, settings in groups.items()
         for variant in variants.find(methods or usual)
     ]
 
 
-def _vit(folder: str | None, lr: float) -> tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]:
+def _vit(folder: str | None, lr: float) -> tuple[Preset, tuple[str, ...], dict[str, dict[str, object]]]:
     if folder is None:
-        scale, tokens = scales.demo(steps=200), 16
-        scale = replace(scale, recipe=replace(scale.recipe, lr=lr))
+        preset, tokens = presets.demo(steps=200), 16
+        preset = replace(preset, recipe=replace(preset.recipe, lr=lr))
     else:
-        scale, tokens = scales.small(folder, steps=200, lr=lr), 49
-        task = replace(scale.task, model=SmallViT(patch=4, width=48, depth=4))
+        preset, tokens = presets.small(folder, steps=200, lr=lr), 49
+        task = replace(preset.task, model=SmallViT(patch=4, width=48, depth=4))
         stage = Stage(recipe=Recipe(steps=1000, lr=2e-3, warmup=0.1))
-        scale = replace(scale, task=task, teacher=replace(scale.teacher, task=task, stages=(stage,)), batch=64)
-    scale = replace(scale, name="operators", looks=4, diagnostics=())
-    return scale, METHODS, {name: {"student": student} for name, student in operators(tokens).items()}
+        preset = replace(preset, task=task, teacher=replace(preset.teacher, task=task, stages=(stage,)), batch=64)
+    preset = replace(preset, name="operators", evaluations=4, diagnostics=())
+    return preset, METHODS, {name: {"student": student} for name, student in operators(tokens).items()}
 
 
-def _minilm(model: str, train: str, test: str) -> tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]:
-    scale = replace(scales.minilm(model, train, test), name="operators_minilm", looks=4, diagnostics=())
+def _minilm(model: str, train: str, test: str) -> tuple[Preset, tuple[str, ...], dict[str, dict[str, object]]]:
+    preset = replace(presets.minilm(model, train, test), name="operators_minilm", evaluations=4, diagnostics=())
     groups: dict[str, dict[str, object]] = {
         "Linear attention": {"sites": ATTENTION, "student": LinearAttention(feature_map="hedgehog")},
         "Windowed linear": {"sites": ATTENTION, "student": WindowedLinear(window=4)},
     }
-    return scale, ("student_only", "distillation", "dcr_dfg"), groups
+    return preset, ("student_only", "distillation", "dcr_dfg"), groups
 
 
-def _layers(model: str, train: str, test: str) -> tuple[Scale, tuple[str, ...], dict[str, dict[str, object]]]:
-    scale = replace(scales.minilm(model, train, test), name="layers", looks=4, diagnostics=())
+def _layers(model: str, train: str, test: str) -> tuple[Preset, tuple[str, ...], dict[str, dict[str, object]]]:
+    preset = replace(presets.minilm(model, train, test), name="layers", evaluations=4, diagnostics=())
     settings: dict[str, object] = {"sites": Span("encoder.layer", every=2), "student": OneLayer()}
-    return scale, ("student_only", "theseus", "dcr", "dcr_dfg"), {"6 layers to 3": settings}
+    return preset, ("student_only", "theseus", "dcr", "dcr_dfg"), {"6 layers to 3": settings}
 
 
 def _given(model: str | None) -> str:
     if model is None:
-        raise ConfigError("MiniLM was asked for.", "No folder with it was given.", "say where it is: -o model=FOLDER.")
+        raise ConfigError("this part needs the option `model`.", "It is the folder of MiniLM.", "give -o model=FOLDER.")
     return model

@@ -9,8 +9,8 @@ from typing import Any
 from experiments.operators.comparison import KINDS, Comparison, Kind, Lead, Operator, across
 from experiments.operators.speed import Faster, Speed
 from segue.lab.report import tables
-from segue.lab.report.findings import ALPHA, short
-from segue.reporting.formatting import NOTHING, ScoreFormat, counted, flops, listed, p_value, significant
+from segue.lab.report.findings import ALPHA
+from segue.reporting.formatting import NOTHING, ScoreFormat, counted, flops, listed, p_value, shortened, significant
 from segue.reporting.palette import COLOURS, MARKERS, LineStyle
 from segue.reporting.statistics import Estimate
 
@@ -173,9 +173,9 @@ def _most(compared: Comparison) -> str:
 def _methods(compared: Comparison) -> str:
     """Say for how many operators the choice of the method matters more than the noise."""
     if len(compared.methods) < 2:
-        return f"One method only, {short(compared.methods[0][1])}: methods are not compared."
+        return f"One method only, {shortened(compared.methods[0][1])}: methods are not compared."
     wins = Counter(compared.label(ranked[0]) for one in compared.operators if (ranked := one.ranked("recovered")))
-    by_mean = listed([f"{short(label)} ({count} of {len(compared.operators)})" for label, count in wins.most_common()])
+    by_mean = listed([f"{shortened(label)} ({count} of {len(compared.operators)})" for label, count in wins.most_common()])
     tested = [(one, lead) for one in compared.operators if (lead := one.leads["recovered"]) and lead.holm is not None]
     head = f"Best method by the mean: {by_mean}"
     if not tested:
@@ -185,7 +185,8 @@ def _methods(compared: Comparison) -> str:
     if not ahead:
         return f"{head}. The best is significantly above the next ({family}) for none: these differences are within the noise."
     described = [
-        f"{short(one.name)} ({short(compared.label(lead.best))}, {SHARE.change(lead.difference.mean)})" for one, lead in ahead
+        f"{shortened(one.name)} ({shortened(compared.label(lead.best))}, {SHARE.change(lead.difference.mean)})"
+        for one, lead in ahead
     ]
     rest = len(tested) - len(ahead)
     others = f"; for the other {rest} the difference is within the noise" if rest else ""
@@ -199,9 +200,9 @@ def _fastest(speed: Speed) -> str:
     if not there:
         return ""
     name = max(there, key=lambda one: there[one].median)
-    text = f"At {longest} tokens the fastest is {short(name)}: {_faster(there[name])} times its teacher's speed"
+    text = f"At {longest} tokens the fastest is {shortened(name)}: {_faster(there[name])} times its teacher's speed"
     begins = {one: _wins_from(speed, one) for one in speed.timed}
-    parts = [f"{short(one)} from {tokens}" for one, tokens in sorted(begins.items(), key=_by_length) if tokens is not None]
+    parts = [f"{shortened(one)} from {tokens}" for one, tokens in sorted(begins.items(), key=_by_length) if tokens is not None]
     never = [one for one, tokens in begins.items() if tokens is None]
     sure = f"Faster in three quarters of the rounds, at every longer sequence too: {listed(parts)} tokens on."
     return f"{text}." + (f" {sure}" if parts else "") + (f" At no measured length: {listed(never)}." if never else "")
@@ -276,7 +277,7 @@ def _described(operator: Operator, compared: Comparison) -> str:
     method = operator.ranked("recovered")[0]
     found = operator.found["recovered"][method]
     n = "" if found is None else f", n = {found.n}"
-    return f"{short(operator.name)} with {short(compared.label(method))} ({SHARE.estimate(found)}{n})"
+    return f"{shortened(operator.name)} with {shortened(compared.label(method))} ({SHARE.estimate(found)}{n})"
 
 
 def _faster(found: Faster | None) -> str:

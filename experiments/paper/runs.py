@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from segue.lab import presets as scales
-from segue.lab import variants
+from segue.lab import presets, variants
 from segue.lab.config import Run
 
 
@@ -27,5 +26,5 @@ def runs(
     train: Literal["students", "all"] = "students",
 ) -> list[Run]:
     """Return methods x seeds."""
-    scale = scales.paper(folder=folder, download=download, precision=precision)
-    return [scale.run(variant, seed=seed, train=train) for seed in range(seeds) for variant in variants.find(methods)]
+    preset = presets.paper(folder=folder, download=download, precision=precision)
+    return [preset.run(variant, seed=seed, train=train) for seed in range(seeds) for variant in variants.find(methods)]

@@ -14,20 +14,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from segue.diagnostics.recorder import MEASURES
-from segue.lab import presets as scales
-from segue.lab import variants
+from segue.lab import presets, variants
 from segue.lab.config import Run
 
-LOOKS = (0.02, 0.05, 0.1, 0.15, 0.18, 0.25, 1.0)  # of the run; teachers leave at 0.2
+EVALUATIONS = (0.02, 0.05, 0.1, 0.15, 0.18, 0.25, 1.0)  # fractions of the run; the teachers leave at 0.2
 
 
 def runs(seeds: int = 3, methods: tuple[str, ...] = ("paper",), steps: int = 320, folder: str | None = None) -> list[Run]:
     """Return methods x seeds, on digits or on the Fashion-MNIST of a folder."""
-    digits = replace(scales.demo(steps=steps), diagnostics=MEASURES)
-    scale = digits if folder is None else scales.small(folder, steps=steps)
-    looks = tuple(sorted({max(1, round(share * steps)) for share in LOOKS}))
+    digits = replace(presets.demo(steps=steps), diagnostics=MEASURES)
+    preset = digits if folder is None else presets.small(folder, steps=steps)
+    evaluations = tuple(sorted({max(1, round(part * steps)) for part in EVALUATIONS}))
     return [
-        replace(scale.run(variant, seed=seed), experiment="theory", looks=looks)
+        replace(preset.run(variant, seed=seed), experiment="theory", evaluations=evaluations)
         for seed in range(seeds)
         for variant in variants.find(methods)
     ]

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 import segue
-from segue.diagnostics import curvature_bias, gate_gradient_variance, law_of, loss_path
+from segue.diagnostics import curvature_bias, distribution_of, gate_gradient_variance, loss_path
 from segue.gates import Bernoulli, Blend, GumbelSoftmax
-from segue.lab import presets as scales
+from segue.lab import presets
 from segue.lab.teachers import teacher_model
 
 GATES = {"Blend": Blend(), "Bernoulli": Bernoulli(), "GumbelSoftmax": GumbelSoftmax()}
@@ -26,7 +26,7 @@ MINIBATCHES = 8
 def main() -> None:
     """Train a little, measure, print tables, draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--teachers", type=Path, default=Path("runs/teachers"), help="where trained teachers lie (%(default)s)")
+    parser.add_argument("--teachers", type=Path, default=Path("runs/teachers"), help="folder of trained teachers (%(default)s)")
     parser.add_argument("--figures", type=Path, default=Path("docs/figures"), help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=32, help="of 320, before the measurement (%(default)s)")
     options = parser.parse_args()
@@ -34,7 +34,7 @@ def main() -> None:
 
     print("\n## The gates' law\n\n| p | mean of a soft coin | its variance | p(1 - p) |\n|---|---|---|---|")
     for p in (0.1, 0.3, 0.5, 0.7, 0.9):
-        law = law_of(GumbelSoftmax(), 1 - p)
+        law = distribution_of(GumbelSoftmax(), 1 - p)
         print(f"| {p} | {law.mean:.3f} | {law.variance:.3f} | {p * (1 - p):.3f} |")
 
     print("\n## Variance of the students' gradients, all sites\n")
@@ -44,7 +44,7 @@ def main() -> None:
         found = gate_gradient_variance(handover, batches, loss_fn, gate=gate)
         for setting, how in ((found.alone, "one at a time"), (found.together, "all")):
             total = setting.total
-            numbers = (total.gate, total.standard_error, total.predicted, total.data, total.whole)
+            numbers = (total.gate, total.standard_error, total.predicted, total.data, total.total)
             print(f"| {name} | {how} ({setting.how}) | {' | '.join(f'{number:.4g}' for number in numbers)} |")
         if name == "Bernoulli":
             found.draw(options.figures / "theory-variance.png")
@@ -62,23 +62,23 @@ def main() -> None:
 
 def a_tenth_of_a_run(teachers: Path, steps: int) -> tuple[segue.Handover, list[object], object]:
     """Train DCR for a few steps of the demo's run, and give back the handover with minibatches to measure on."""
-    scale = scales.demo()
-    whole, part = scale.task.load(), scale.task.load(share=scale.share)
-    model, _ = teacher_model(scale.teacher, teachers, whole)
-    handover = segue.replace_(model.train(), segue.methods.dcr(sites=scale.task.sites), total_steps=scale.recipe.steps)
-    optimizer = torch.optim.AdamW(handover.parameters(), lr=scale.recipe.lr)
-    stream = part.train(scale.batch, 0)
+    preset = presets.demo()
+    everything, part = preset.task.load(), preset.task.load(data_fraction=preset.data_fraction)
+    model, _ = teacher_model(preset.teacher, teachers, everything)
+    handover = segue.replace_(model.train(), segue.methods.dcr(sites=preset.task.sites), total_steps=preset.recipe.steps)
+    optimizer = torch.optim.AdamW(handover.parameters(), lr=preset.recipe.lr)
+    stream = part.train(preset.batch, 0)
     for epoch in range(steps):
         stream.set_epoch(epoch)
         for batch in stream:
             if handover.steps_done == steps:
                 break
-            scale.task.loss(model, batch).backward()
+            preset.task.loss(model, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
             handover.step()
-    population = whole.train(scale.batch, 1)
-    return handover, list(islice(population, MINIBATCHES)), scale.task.loss
+    population = everything.train(preset.batch, 1)
+    return handover, list(islice(population, MINIBATCHES)), preset.task.loss
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Gates: from alpha, the teacher's weight in the schedule, to the student's weight for one step.
+"""Gates: from alpha, the teacher's share, to the student's weight for one step.
 
 A gate is any function (alpha, noise) -> weight in [0, 1]. `noise=None` asks for the mean, which `eval()` uses. A gate whose
 distribution is known may also have `outcomes(alpha)`, all of its weights with their probabilities, or, if the distribution is

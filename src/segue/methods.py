@@ -1,12 +1,12 @@
 """Published methods, each a function that returns a Plan.
 
-Every function takes `sites=` and any other setting of a Plan by keyword; what is given wins over the method's own choice.
+Every function takes `sites=` and any other setting of a Plan by keyword; what the caller gives wins over the method's choice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation, OnTeacherStream
@@ -14,74 +14,84 @@ from segue.plan import Plan
 from segue.schedules import Constant, Hold, Piecewise, aggr20
 from segue.sites import Selector
 
+Method: TypeAlias = Callable[..., Plan]  # takes sites= and any other setting of a Plan
+M = TypeVar("M", bound=Method)
 
+ALL: dict[str, Method] = {}
+LABELS: dict[str, str] = {}  # what figures and tables call each method
+
+
+def method(*, label: str) -> Callable[[M], M]:
+    """Add a function that returns a Plan to the methods that Segue lists, tests and compares."""
+
+    def add(made: M) -> M:
+        ALL[made.__name__] = made
+        LABELS[made.__name__] = label
+        return made
+
+    return add
+
+
+@method(label="Student only")
 def student_only(*, sites: Selector, **settings: Any) -> Plan:
     """Students from the first step, task loss alone: the baseline."""
     return _plan(sites, settings, schedule=Constant(alpha=0.0))
 
 
+@method(label="KL distillation")
 def distillation(*, sites: Selector, **settings: Any) -> Plan:
     """Students from the first step, KL to the original model's logits at temperature 4."""
     return _plan(sites, settings, schedule=Constant(alpha=0.0), distill=LogitDistillation())
 
 
+@method(label="Theseus")
 def theseus(*, sites: Selector, **settings: Any) -> Plan:
     """A coin per site and step; its replacing rate goes 0.1, 0.7, 1.0 (BERT-of-Theseus on the paper's schedule)."""
     return _plan(sites, settings, gate=Bernoulli(), schedule=aggr20(start=0.9), teacher_gradient=True)
 
 
+@method(label="Theseus-Gumbel")
 def theseus_gumbel(*, sites: Selector, **settings: Any) -> Plan:
     """A soft coin per site and step, temperature 1 (the paper's Theseus-Gumbel, GUM)."""
     return _plan(sites, settings, gate=GumbelSoftmax(), schedule=aggr20(start=0.9), teacher_gradient=True)
 
 
+@method(label="Gumbel + DFG")
 def gumbel_dfg(*, sites: Selector, **settings: Any) -> Plan:
-    """Theseus-Gumbel with feature guidance (GUM+DFG); the teacher is evaluated whatever the gate says."""
+    """Theseus-Gumbel with feature guidance (GUM+DFG); the teacher is computed whatever the gate draws."""
     return theseus_gumbel(sites=sites, **{"guidance": FeatureGuidance(), **settings})
 
 
+@method(label="DCR")
 def dcr(*, sites: Selector, **settings: Any) -> Plan:
     """A deterministic blend, annealed over the first fifth of training (Algorithm 1)."""
     return _plan(sites, settings)
 
 
+@method(label="DCR + DFG")
 def dcr_dfg(*, sites: Selector, **settings: Any) -> Plan:
     """DCR with deep feature guidance on the same schedule (equations 3 and 4)."""
     return _plan(sites, settings, guidance=FeatureGuidance())
 
 
+@method(label="FitNets")
 def fitnets(*, sites: Selector, **settings: Any) -> Plan:
     """Students from the first step, features matched to the teacher's own stream in a full teacher pass."""
     return _plan(sites, settings, schedule=Constant(alpha=0.0), guidance=OnTeacherStream())
 
 
+@method(label="LoLCATs corner")
 def lolcats(*, sites: Selector, hold: float = 0.5, **settings: Any) -> Plan:
     """Attention transfer: the teacher's output flows on while students learn it locally, then a jump to the students."""
     jump = Hold(fraction=hold, then=Constant(alpha=0.0))
     return _plan(sites, settings, schedule=jump, guidance=FeatureGuidance(schedule=jump))
 
 
+@method(label="HALO corner")
 def halo(*, sites: Selector, hold: float = 0.3, **settings: Any) -> Plan:
     """Local alignment as in `lolcats`, then students alone with distillation from the original model."""
     afterwards = Piecewise(points=((hold, 0.0), (hold, 1.0)))
     return lolcats(sites=sites, hold=hold, **{"distill": LogitDistillation(schedule=afterwards), **settings})
-
-
-ALL: dict[str, Callable[..., Plan]] = {
-    method.__name__: method
-    for method in (
-        student_only,
-        distillation,
-        theseus,
-        theseus_gumbel,
-        gumbel_dfg,
-        dcr,
-        dcr_dfg,
-        fitnets,
-        lolcats,
-        halo,
-    )
-}
 
 
 def table() -> str:
@@ -94,9 +104,9 @@ def table() -> str:
         "| method | gate | guidance | distillation | gradient through the teacher | in one line |",
         "|---|---|---|---|---|---|",
     ]
-    for name, method in ALL.items():
-        plan = method(sites="*")
-        line = (method.__doc__ or "").splitlines()[0]
+    for name, made in ALL.items():
+        plan = made(sites="*")
+        line = (made.__doc__ or "").splitlines()[0]
         rows.append(
             f"| `{name}` | {_kind(plan.gate)} | {_kind(plan.guidance)} | {_kind(plan.distill)} | "
             f"{'yes' if plan.teacher_gradient else 'no'} | {line} |"

@@ -38,7 +38,7 @@ class Plan:
     student: StudentFactory = field(default_factory=Reinit)  # by what
     adapter: Adapter | None = None  # for students of another width than their teachers
     gate: Gate = field(default_factory=Blend)  # alpha -> the student's weight
-    schedule: Schedule = field(default_factory=aggr20)  # progress -> alpha, the teacher's weight
+    schedule: Schedule = field(default_factory=aggr20)  # progress -> alpha, the teacher's share
     guidance: PairLoss | None = None  # a loss at every site
     distill: LogitDistillation | FeatureGuidance | CosineGuidance | None = None  # on the outputs of the model
     train: Literal["students", "all"] = "students"  # "all": also the backbone, except what was frozen before (by PEFT)

@@ -1,4 +1,4 @@
-"""Schedules: from progress to alpha, the teacher's weight.
+"""Schedules: from progress to alpha, the teacher's share.
 
 A schedule is any pure function (progress in [0, 1], site) -> alpha in [0, 1]; a resumed run therefore needs no schedule
 state. A schedule that adapts may also have `observe(progress, similarity)`, `state_dict()` and `load_state_dict(state)`.
@@ -28,7 +28,7 @@ __all__ = [
     "is_hold",
 ]
 
-Schedule: TypeAlias = Callable[[float, Site], float]  # (progress, where) -> alpha, the teacher's weight
+Schedule: TypeAlias = Callable[[float, Site], float]  # (progress, where) -> alpha, the teacher's share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,34 +45,29 @@ class Constant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
-    """Go from `start` to `end` in a straight line until the given progress, then stay."""
-
+class _Ramp:
     start: float = 1.0
     end: float = 0.0
     until: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_unit("Linear(start=...)", self.start)
-        _require_unit("Linear(end=...)", self.end)
-        _require_fraction("Linear(until=...)", self.until)
+        name = type(self).__name__
+        _require_unit(f"{name}(start=...)", self.start)
+        _require_unit(f"{name}(end=...)", self.end)
+        _require_fraction(f"{name}(until=...)", self.until)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(_Ramp):
+    """Go from `start` to `end` in a straight line until the given progress, then stay."""
 
     def __call__(self, progress: float, site: Site) -> float:
         return _between(self.start, self.end, progress / self.until)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(_Ramp):
     """Go from `start` to `end` along half a cosine until the given progress, then stay."""
-
-    start: float = 1.0
-    end: float = 0.0
-    until: float = 1.0
-
-    def __post_init__(self) -> None:
-        _require_unit("Cosine(start=...)", self.start)
-        _require_unit("Cosine(end=...)", self.end)
-        _require_fraction("Cosine(until=...)", self.until)
 
     def __call__(self, progress: float, site: Site) -> float:
         if progress >= self.until:
@@ -155,7 +150,7 @@ class Staggered:
         _require_fraction("Staggered(until=...)", self.until)
         if not isinstance(self.order, str):
             object.__setattr__(self, "order", tuple(self.order))
-        if isinstance(self.order, str) and self.order not in ("front", "back"):
+        elif self.order not in ("front", "back"):
             raise PlanError(
                 f"Staggered(order={self.order!r}) is not an order.",
                 "The named orders are 'front' and 'back'.",
@@ -225,7 +220,7 @@ def alpha_at(schedule: Schedule, progress: float, site: Site) -> float:
         raise PlanError(
             f"a schedule must return a number from 0 to 1, got {alpha!r}.",
             f"It is asked for site {site.name!r} at progress {progress:.4g}.",
-            "return alpha, the teacher's weight: 1 is the teacher alone, 0 the student alone.",
+            "return alpha, the teacher's share: 1 is the teacher alone, 0 the student alone.",
         )
     return value
 

@@ -124,9 +124,9 @@ def test_a_users_own_student_is_given_again(tmp_path):
     handover = start(segue.Plan(sites=SITES, student=low_rank), total_steps=5)
     train(handover, optimizer_for(handover), 5)
     model = handover.finalize_().eval()
-    with pytest.warns(segue.SegueWarning, match=r"the plan's student \(low_rank\) cannot be saved by name"):
+    with pytest.warns(segue.SegueWarning, match=r"the plan's student \(low_rank\) is your own, so only its name is saved"):
         segue.save(model, tmp_path)
-    with pytest.raises(PlanError, match=r"give it again: segue.load_\(..., student=...\)"):
+    with pytest.raises(PlanError, match=r"pass it again: segue.load_\(..., student=...\)"):
         segue.load_(Net(), tmp_path)
     fresh = segue.load_(Net(seed=3).eval(), tmp_path, student=low_rank)
     assert same_bits(fresh(batch()[0]), model(batch()[0]))
@@ -151,21 +151,6 @@ def test_sites_chosen_by_type_or_function_are_saved_by_name(tmp_path):
     assert segue.load_(Net(), tmp_path).plan.sites == ("blocks.0.attn", "blocks.1.attn", "blocks.2.attn")
 
 
-def test_tied_weights_are_saved_once(tmp_path):
-    class Tied(Net):
-        def __init__(self, seed: int = 0) -> None:
-            super().__init__(seed=seed)
-            self.blocks[2].mlp[0].weight = self.blocks[0].mlp[0].weight
-
-    handover = segue.replace_(Tied().train(), segue.Plan(sites=SITES), total_steps=5)
-    train(handover, optimizer_for(handover), 5)
-    model = handover.finalize_()
-    segue.save(model, tmp_path)
-    fresh = segue.load_(Tied(seed=4).train(), tmp_path)
-    assert fresh.blocks[2].mlp[0].weight is fresh.blocks[0].mlp[0].weight
-    assert same_bits(fresh(batch()[0]), model(batch()[0]))
-
-
 # Refusals
 
 
@@ -177,7 +162,7 @@ def test_another_models_teachers_or_backbone_are_refused(tmp_path):
     with pytest.raises(CheckpointError) as error:
         segue.load_(other, tmp_path)
     assert str(error.value) == (
-        "a checkpoint was to be continued in this model.\n"
+        "this model is not the model of the checkpoint.\n"
         "  The teachers at 3 sites differ from those it was trained with ('blocks.0.attn' first).\n"
         "  Hint: load the same pretrained weights and use the same sites. Nothing was changed."
     )
@@ -201,79 +186,6 @@ def test_other_sites_and_other_students_are_refused(tmp_path):
     assert same_state(narrow.model.state_dict(), before)
 
 
-def damage(folder: Path, how: str) -> None:
-    tensors, state, manifest = (folder / n for n in ("tensors.safetensors", "state.json", "manifest.json"))
-    if how == "truncated":
-        tensors.write_bytes(tensors.read_bytes()[:-10])
-    elif how == "flipped":
-        content = bytearray(tensors.read_bytes())
-        content[-1] ^= 1
-        tensors.write_bytes(content)
-    elif how == "tampered":
-        state.write_text(state.read_text().replace('"seed": 0', '"seed": 1'))
-    elif how == "missing":
-        tensors.unlink()
-    elif how == "manifest":
-        manifest.write_text(manifest.read_text().replace("a", "b"))
-    elif how == "torn":
-        manifest.unlink()
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ("truncated", "tensors.safetensors does not match its checksum"),
-        ("flipped", "tensors.safetensors does not match its checksum"),
-        ("tampered", "state.json does not match its checksum"),
-        ("missing", "tensors.safetensors is missing"),
-        ("manifest", "its manifest does not match the folder's name"),
-        ("torn", "its manifest is missing"),
-    ],
-)
-def test_a_damaged_checkpoint_is_refused_and_the_previous_one_works(how, says, tmp_path):
-    handover, optimizer, scheduler = rig("blend")
-    earlier = segue.save(handover, tmp_path)
-    run(handover, optimizer, scheduler, 2)
-    damage(segue.save(handover, tmp_path), how)
-    with pytest.raises(CheckpointError, match=says) as error:
-        segue.load_(Net(dropout=0.2), tmp_path)
-    assert str(error.value).endswith(f"Hint: an earlier one is whole: {earlier}.")
-    assert segue.load_(Net(dropout=0.2), earlier).steps_done == 0
-
-
-def test_a_crash_while_saving_leaves_the_last_one_in_place(tmp_path, monkeypatch):
-    handover, optimizer, scheduler = rig("blend")
-    segue.save(handover, tmp_path)
-    run(handover, optimizer, scheduler, 2)
-    replace = os.replace
-    for failing in range(2):  # before the folder is in place, and before the pointer is
-        done = []
-
-        def crash(source, target, failing=failing, done=done):
-            if len(done) == failing:
-                raise KeyboardInterrupt
-            done.append(replace(source, target))
-
-        monkeypatch.setattr(os, "replace", crash)
-        with pytest.raises(KeyboardInterrupt):
-            segue.save(handover, tmp_path)
-        monkeypatch.setattr(os, "replace", replace)
-        assert segue.load_(Net(dropout=0.2), tmp_path).steps_done == 0
-        assert not list(tmp_path.glob(".draft*"))
-
-
-def test_only_the_newest_are_kept(tmp_path):
-    handover, optimizer, scheduler = rig("blend")
-    for _ in range(4):
-        run(handover, optimizer, scheduler, 1)
-        segue.save(handover, tmp_path, keep=2)
-    kept = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
-    assert [name[:8] for name in kept] == ["00000003", "00000004"]
-    segue.save(handover, tmp_path)
-    segue.save(handover, tmp_path)
-    assert segue.load_(Net(dropout=0.2), tmp_path).steps_done == 4
-
-
 def test_no_pickle_is_executed(tmp_path):
     handover = start()
     folder = segue.save(handover, tmp_path)
@@ -285,16 +197,16 @@ def test_no_pickle_is_executed(tmp_path):
         assert "import pickle" not in code, source
 
 
-def test_clear_words_for_other_mistakes(tmp_path):
+def test_other_mistakes_are_named(tmp_path):
     handover, optimizer, _ = rig("blend")
     with pytest.raises(CheckpointError, match="There is no such folder"):
         segue.load_(Net(), tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="There is none"):
+    with pytest.raises(CheckpointError, match="has no file `latest`"):
         segue.load_(Net(), tmp_path)
-    with pytest.raises(CheckpointError, match="It carries no record of a replacement"):
+    with pytest.raises(CheckpointError, match="Net is not a finalized model"):
         segue.save(Net(), tmp_path)
     segue.save(handover, tmp_path)
-    with pytest.raises(CheckpointError, match=r"The checkpoint holds none.\n.*optimizer=optimizer"):
+    with pytest.raises(CheckpointError, match=r"the checkpoint has no state of the optimizer.\n.*\n.*optimizer=optimizer"):
         segue.load_(handover, tmp_path, optimizer=optimizer)
     with pytest.raises(CheckpointError, match="It cannot hold the students"):
         segue.load_(Net(dropout=0.2), tmp_path, optimizer=optimizer)
@@ -302,14 +214,6 @@ def test_clear_words_for_other_mistakes(tmp_path):
     segue.save(handover.model, tmp_path / "model")
     with pytest.raises(CheckpointError, match="It holds a finalized model"):
         segue.load_(start(), tmp_path / "model")
-
-
-def test_an_optimizer_state_that_is_no_plain_data_is_refused(tmp_path):
-    handover, optimizer, _ = rig("blend")
-    optimizer.param_groups[0]["note"] = object()
-    with pytest.raises(CheckpointError, match="optimizer/param_groups/0/note was to be saved as plain data"):
-        segue.save(handover, tmp_path, optimizer=optimizer)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_backbone_that_trains_along_resumes_from_the_same_original(tmp_path):

@@ -1,218 +1,81 @@
-"""What a handover costs, counted exactly: operations, bytes kept for backward, calls, imports. Times: benchmarks/."""
+"""`segue cost`: one plan phase by phase, several in one table."""
 
 from __future__ import annotations
 
-import copy
 import json
-import subprocess
-import sys
-import weakref
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 import segue
-from segue.diagnostics.counting import flops, saved_bytes
-from segue.gates import Bernoulli, GumbelSoftmax, Noise
+from segue.cli import commands
+from segue.cli import cost as cost_table
+from segue.errors import ConfigError, SegueError
+from segue.lab import variants
 from segue.lab.small_vit import VisionTransformer
-from segue.losses import FeatureGuidance
-from segue.schedules import Constant
-
-SITES = "blocks.*.attn"
-DEPTH = 3
-IMAGES = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-LABELS = torch.arange(4)
-OUTPUT_BYTES = 4 * 16 * 48 * 4  # (B, N, width) in float32
+from tests.cli.command import call
 
 
-@pytest.fixture
-def original() -> nn.Module:
-    torch.manual_seed(0)
-    return VisionTransformer(depth=DEPTH)
+def table_of(shown: str) -> dict[str, list[str]]:
+    """Read a table back: its first column names its rows."""
+    cells = [[cell.strip() for cell in line.strip("│ \n").split("│")] for line in shown.splitlines() if line.startswith("│")]
+    return {name: rest for name, *rest in cells}
 
 
-@pytest.fixture
-def by_hand(original: nn.Module) -> nn.Module:
-    """The same model with students put in by plain assignment and the rest frozen."""
-    model = copy.deepcopy(original).requires_grad_(False)
-    for site in segue.select(model, SITES):
-        block = model.get_submodule(site.name.removesuffix(".attn"))
-        block.attn = segue.students.Reinit()(block.attn, site).requires_grad_(True)
-    return model
+def test_cost_of_one_plan_phase_by_phase(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands.console, "width", 240)
+    shown = call("cost", "demo", "dcr", "--sites", "blocks.*.attn", "--steps", "50", "--picture", str(tmp_path / "cost.png"))
+    rows = table_of(shown)
+    assert list(rows) == ["blend", "after takeover", "whole run", "student-only", "full-teacher distillation"]
+    assert [rows[name][0] for name in rows] == ["10", "40", "50", "50", "50"]
+    model = VisionTransformer()
+    by_hand = segue.cost(model, segue.methods.dcr(sites="blocks.*.attn"), torch.zeros(8, 1, 8, 8), total_steps=50)
+    assert rows["whole run"][2:4] == [f"{by_hand.to_student_only:.3f}", f"{by_hand.to_distillation:.3f}"]
+    assert all(sentence in shown for sentence in by_hand.sentences)
+    assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
 
 
-def start(original: nn.Module, alpha: float, **settings: object) -> segue.Handover:
-    """Begin a handover and let the seams compare their two sides once, as they do on the first forward."""
-    model = copy.deepcopy(original).train()
-    plan = segue.Plan(sites=SITES, schedule=Constant(alpha=alpha), **settings)
-    handover = segue.replace_(model, plan, total_steps=100)
-    train(handover, steps=1)
-    return handover
+def test_cost_of_the_papers_seven_side_by_side(monkeypatch):
+    monkeypatch.setattr(commands.console, "width", 240)
+    rows = table_of(call("cost", "demo", "paper", "--sites", "blocks.*.attn", "--steps", "20"))
+    assert list(rows) == [variant.label for variant in variants.PAPER]
+    against_full = {name: float(cells[2]) for name, cells in rows.items()}
+    assert against_full["KL distillation"] == pytest.approx(1.0, abs=0.01)  # the first step compares the two sides
+    assert against_full["Theseus"] < against_full["DCR"] < against_full["Theseus-Gumbel"] < 1.0
 
 
-def train(handover: segue.Handover, steps: int) -> None:
-    for _ in range(steps):
-        (loss(handover.model) + handover.aux_loss()).backward()
-        handover.step()
+def test_cost_of_a_saved_plan_on_models_of_other_libraries(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands.console, "width", 240)
+    plan = segue.methods.lolcats(sites="encoder.layer.*.attention.self", hold=0.5)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    config = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shown = call("cost", str(tmp_path), str(tmp_path / "plan.json"), "--steps", "10", "--tokens", "5", "--batch", "2")
+    assert list(table_of(shown))[:2] == ["hold", "after takeover"]
+    assert "blend" in table_of(
+        call("cost", "timm:test_vit", "dcr", "--sites", "blocks.*.attn", "--steps", "10", "--batch", "1")
+    )
 
 
-def loss(model: nn.Module) -> Tensor:
-    return F.cross_entropy(model(IMAGES), LABELS)
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 1, "sites": 3, "nonsense": 4}'])
+def test_a_file_that_is_no_plan(text, tmp_path):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(SegueError):
+        call("cost", "demo", str(tmp_path / "plan.json"))
 
 
-def step_flops(model: nn.Module, handover: segue.Handover | None = None) -> int:
-    return flops(lambda: (loss(model) + (0 if handover is None else handover.aux_loss())).backward())
+def test_a_large_model_is_counted_without_its_weights(monkeypatch):
+    monkeypatch.setattr(cost_table, "LARGE", 1000)
+    monkeypatch.setattr(commands.console, "width", 240)
+    arguments = ("cost", "demo", "dcr", "--sites", "blocks.*.attn", "--steps", "20")
+    large = call(*arguments)
+    assert "Counted without weights in memory" in large
+    monkeypatch.setattr(cost_table, "LARGE", 10**9)
+    assert [row[1:4] for row in table_of(large).values()] == [row[1:4] for row in table_of(call(*arguments)).values()]
 
 
-def kept(model: nn.Module) -> int:
-    return saved_bytes(lambda: loss(model), [*model.parameters(), *model.buffers()])
-
-
-@contextmanager
-def counted_calls(handover: segue.Handover) -> Iterator[Counter[str]]:
-    """Count how often each side runs."""
-    calls: Counter[str] = Counter()
-    sides = {
-        f"{side} {name}": module
-        for name, seam in handover.seams.items()
-        for side, module in (("teacher", seam.teacher), ("student", seam.student))
-    }
-    hooks = [
-        module.register_forward_hook(lambda *_, side=side: calls.update([side])) for side, module in sides.items() if module
-    ]
-    yield calls
-    for hook in hooks:
-        hook.remove()
-
-
-def of(side: str, calls: Counter[str]) -> int:
-    return sum(count for name, count in calls.items() if name.startswith(side))
-
-
-def test_the_counter_knows_a_product_and_its_gradients():
-    x, layer = torch.ones(5, 3), nn.Linear(3, 7)
-    assert flops(lambda: layer(x).sum().backward()) == 2 * (2 * 5 * 3 * 7)  # forward, and the gradient of the weight
-
-
-def test_the_counter_sees_fused_attention():
-    q = torch.ones(1, 1, 6, 4)
-    assert flops(lambda: F.scaled_dot_product_attention(q, q, q)) == 2 * (2 * 6 * 6 * 4)
-
-
-def test_saved_bytes_counts_a_storage_once_and_leaves_parameters_out():
-    x, layer = torch.ones(5, 3), nn.Linear(3, 7)
-    assert saved_bytes(lambda: layer(x) + layer(x[:]), layer.parameters()) == 5 * 3 * 4
-
-
-def test_saved_bytes_leaves_nothing_behind():
-    layer, outputs = nn.Linear(3, 7), []
-
-    def run() -> None:
-        output = layer(torch.ones(5, 3)).exp()  # keeps its own output for backward
-        outputs.append(weakref.ref(output))
-
-    assert saved_bytes(run, layer.parameters()) == 5 * (3 + 7) * 4
-    assert outputs[0]() is None
-
-
-def test_students_alone_cost_no_operation_more(original: nn.Module, by_hand: nn.Module):
-    expected = step_flops(by_hand)
-    running = start(original, alpha=0.5)
-    with running.as_student():
-        assert step_flops(running.model) == expected
-    closed = start(original, alpha=0.0)
-    assert step_flops(closed.model) == expected
-    finished = closed.finalize_().requires_grad_(False)
-    for site in segue.select(finished, SITES):
-        finished.get_submodule(site.name).requires_grad_(True)
-    assert step_flops(finished) == expected
-
-
-@pytest.mark.parametrize("guidance", [None, FeatureGuidance(schedule=Constant(alpha=1.0))])
-def test_a_blend_costs_one_forward_of_each_teacher(original: nn.Module, by_hand: nn.Module, guidance: FeatureGuidance | None):
-    handover = start(original, alpha=0.5, guidance=guidance)
-    stream = torch.randn(4, 16, 48)
-    with torch.no_grad():
-        teachers = sum(flops(lambda seam=seam: seam.teacher(stream)) for seam in handover.seams.values())
-    assert step_flops(handover.model, handover) == step_flops(by_hand) + teachers
-
-
-def test_a_view_of_the_teachers_costs_what_the_original_costs(original: nn.Module):
-    handover = start(original, alpha=0.5)
-    with torch.no_grad(), handover.as_teacher():
-        assert flops(lambda: handover.model(IMAGES)) == flops(lambda: original(IMAGES))
-
-
-def test_students_alone_keep_no_byte_more_for_backward(original: nn.Module, by_hand: nn.Module):
-    running = start(original, alpha=0.5)
-    with running.as_student():
-        assert kept(running.model) == kept(by_hand)
-    assert kept(start(original, alpha=0.0).model) == kept(by_hand)
-
-
-def test_a_blend_keeps_at_most_one_output_per_site_for_backward(original: nn.Module, by_hand: nn.Module):
-    extra = kept(start(original, alpha=0.5).model) - kept(by_hand)
-    assert 0 <= extra <= DEPTH * OUTPUT_BYTES
-
-
-def test_the_teacher_rests_once_alpha_is_zero(original: nn.Module):
-    handover = segue.replace_(original.train(), segue.Plan(sites=SITES), total_steps=10)
-    train(handover, steps=1)
-    assert set(handover.alphas.values()) == {0.3}
-    with counted_calls(handover) as calls:
-        train(handover, steps=1)
-        assert (of("teacher", calls), of("student", calls)) == (DEPTH, DEPTH)
-    assert set(handover.alphas.values()) == {0.0}
-    with counted_calls(handover) as calls:
-        train(handover, steps=3)
-        handover.model.eval()(IMAGES)
-        assert (of("teacher", calls), of("student", calls)) == (0, 4 * DEPTH)
-
-
-def test_one_side_rests_while_the_other_is_shown(original: nn.Module):
-    handover = start(original, alpha=0.5)
-    with counted_calls(handover) as calls, handover.as_teacher():
-        handover.model(IMAGES)
-        assert (of("teacher", calls), of("student", calls)) == (DEPTH, 0)
-    with counted_calls(handover) as calls, handover.as_student():
-        handover.model(IMAGES)
-        assert (of("teacher", calls), of("student", calls)) == (0, DEPTH)
-
-
-def test_a_coin_runs_only_the_side_it_chose(original: nn.Module):
-    handover = start(original, alpha=0.5, gate=Bernoulli())
-    chosen: Counter[str] = Counter()
-    with counted_calls(handover) as calls:
-        for step in range(1, 21):
-            for name in handover.seams:
-                coin = Bernoulli()(0.5, Noise(0, step, name))
-                chosen[f"{'student' if coin else 'teacher'} {name}"] += 1
-            train(handover, steps=1)
-    assert calls == chosen
-    assert of("teacher", calls) > 0 < of("student", calls)
-
-
-def test_a_soft_coin_runs_both_sides(original: nn.Module):
-    handover = start(original, alpha=0.5, gate=GumbelSoftmax())
-    with counted_calls(handover) as calls:
-        train(handover, steps=2)
-    assert (of("teacher", calls), of("student", calls)) == (2 * DEPTH, 2 * DEPTH)
-
-
-def test_importing_segue_needs_torch_alone():
-    code = """
-import json, sys, torch
-before = set(sys.modules)
-import segue
-print(json.dumps([sorted({name.partition(".")[0] for name in set(sys.modules) - before}), torch.cuda.is_initialized()]))
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported, touched_cuda = json.loads(run.stdout)
-    foreign = {name for name in imported if name not in sys.stdlib_module_names}
-    assert foreign == {"segue"}
-    assert not touched_cuda
+def test_a_model_that_zeros_do_not_suit_is_named(tmp_path):
+    config = {"model_type": "t5", "num_layers": 1, "d_model": 8, "num_heads": 2, "d_kv": 4, "d_ff": 8, "vocab_size": 20}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="give it a batch of your own"):
+        call("cost", str(tmp_path), "dcr", "--sites", "encoder.block.*.layer.0.SelfAttention", "--steps", "5")

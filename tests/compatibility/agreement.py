@@ -13,6 +13,7 @@ from torch import Tensor
 from . import RENAMED
 
 MARKS = ("kind", "format")
+CHANGED = {("students.Library", "name"): lambda name: name.removeprefix("fla:")}  # values that are written otherwise today
 
 
 def assert_agrees(written: Any, rebuilt: Any, kind: str | None = None) -> None:
@@ -34,7 +35,7 @@ def assert_agrees(written: Any, rebuilt: Any, kind: str | None = None) -> None:
         for name, value in written.items():
             field = RENAMED.get(f"{kind}.{name}", name)
             if name not in MARKS and field is not None:
-                assert_agrees(value, getattr(rebuilt, field))
+                assert_agrees(CHANGED.get((kind, name), lambda same: same)(value), getattr(rebuilt, field))
     elif isinstance(written, list):
         assert isinstance(rebuilt, tuple | list)
         assert len(rebuilt) == len(written)

@@ -53,4 +53,4 @@ def test_a_training_goes_on_to_the_same_end(name, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
     assert [point["step"] for point in lines] == list(range(cases.TOTAL + 1))
     assert lines[: len(before)] == [json.loads(line) for line in before]  # not measured again
-    assert [point["step"] for point in fitted.points] == list(range(cases.TOTAL + 1))
+    assert [point["step"] for point in fitted.history] == list(range(cases.TOTAL + 1))

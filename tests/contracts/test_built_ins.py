@@ -15,13 +15,11 @@ from segue.sites import Site
 from tests.helpers.tiny import SITES, Net, batch, constant, optimizer_for, same_bits, same_state, start, train
 from tests.students import cases
 from tests.students.attention import tiny_attention  # noqa: F401  registers the attention of tiny.Net
+from tests.vocabulary import test_gates, test_losses, test_schedules
 
-REQUIRED = {
-    schedules.Piecewise: {"points": ((0.0, 1.0), (0.5, 0.0))},
-    schedules.Hold: {"fraction": 0.3},
-    schedules.PerSite: {"schedules": {"blocks.0.*": schedules.Linear()}},
-    students.Linformer: {"tokens": 5},
-}
+REQUIRED: dict[type, dict[str, object]] = {}  # the settings without a default, from the tests of each module
+for tests in (test_gates, test_schedules, test_losses):
+    REQUIRED |= getattr(tests, "REQUIRED", {})
 SITES_IN_A_ROW = [Site(f"blocks.{i}.attn", index=i, count=3) for i in range(3)]
 
 
@@ -34,7 +32,7 @@ def built_ins(room) -> list[object]:
 GATES = built_ins(gates)
 SCHEDULES = built_ins(schedules)
 GUIDANCES = [loss for loss in built_ins(losses) if not isinstance(loss, losses.LogitDistillation)]
-STUDENTS = [students.Reinit(), *(kind(**REQUIRED.get(kind, {})) for kind in cases.KINDS)]
+STUDENTS = [students.Reinit(), *cases.ONE_OF_EACH]
 
 
 def test_they_were_found():
@@ -67,7 +65,7 @@ def test_a_gates_mean_is_the_mean_of_its_draws(gate):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
-def test_a_schedule_is_pure_and_stays_a_share(schedule):
+def test_a_schedule_is_pure_and_stays_from_0_to_1(schedule):
     for site in SITES_IN_A_ROW:
         there = [schedules.alpha_at(schedule, step / 50, site) for step in range(51)]
         back = [schedules.alpha_at(schedule, step / 50, site) for step in reversed(range(51))]

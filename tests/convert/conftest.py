@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
-from tests.convert.small_models import STUDENT, convert, save, text
+from tests.convert.small_models import STUDENT, call, convert, save, text
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,3 +57,41 @@ def copied(converted, tmp_path) -> Path:
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def sources(place, texts) -> dict[str, Path]:
+    """Data for the models that do not read plain text."""
+    labelled = [f"{line},{int('one' in line)}" for line in texts.read_text().split(".\n")[:120]]
+    (place / "labels.csv").write_text("text,label\n" + "\n".join(labelled))
+    for part, count in (("train", 6), ("test", 5)):
+        for label, name in enumerate(("dark", "light")):
+            (place / "images" / part / name).mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (9, 8), (20 * i, 100 * label, 7 * i)).save(place / "images" / part / name / f"{i}.png")
+    return {"labels": place / "labels.csv", "encoder": place / "labels.csv", "vit": place / "images"}
+
+
+@pytest.fixture(scope="session")
+def family(place, base, texts, sources) -> Callable[[str], tuple[Path, str]]:
+    """Return the folder of a model of another family, converted in three steps, and what was printed; made once."""
+
+    @cache
+    def made(kind: str) -> tuple[Path, str]:
+        out = place / f"converted {kind}"
+        given = {"steps": 3, "evaluations": 1, "validation": 0.2}
+        return out, convert(kind, base(kind), sources.get(kind, texts), out, **given)
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def evaluated(converted, place) -> tuple[Path, str]:
+    """The folder of the page that compares the converted Llama with its original, and what was printed."""
+    out = place / "evaluated"
+    return out, call("eval", converted, "--out", out, "--contexts", "8,16,32,400")
+
+
+@pytest.fixture(scope="session")
+def results(evaluated) -> dict[str, Any]:
+    return json.loads((evaluated[0] / "results.json").read_text())

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from typer.testing import CliRunner
 
+import segue
 from segue.cli import commands
+from segue.convert.data import load
+from segue.convert.pretrained import open_base
+from segue.convert.settings import Conversion
 
 ATTENTION = {
     "llama": "model.layers.*.self_attn",
@@ -26,6 +33,7 @@ ATTENTION = {
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 POSITIONS = 64
 STUDENT = "WindowedLinear(window=4)"
+FILES = {"README.md", "config.json", "curve.json", "curve.png", "model.safetensors", "segue.json"}
 
 
 def text(words: int = 3000, seed: int = 0) -> str:
@@ -109,15 +117,15 @@ def save(kind: str, folder: Path, **how: Any) -> Path:
 
 
 def options(kind: str, data: Path | str, out: Path, **given: Any) -> list[str]:
-    """Return the words after `segue convert MODEL`; what is given wins."""
-    small = {"sites": ATTENTION[kind], "student": "LinearAttention", "steps": 4, "batch": 4, "tokens": 16, "looks": 2}
-    words = []
+    """Return the arguments after `segue convert MODEL`; those given override the defaults."""
+    small = {"sites": ATTENTION[kind], "student": "LinearAttention", "steps": 4, "batch": 4, "tokens": 16, "evaluations": 2}
+    arguments = []
     for name, value in {**small, "data": data, "out": out, **given}.items():
         if value is True:
-            words.append(f"--{name}")
+            arguments.append(f"--{name}")
         elif value is not None:
-            words += [f"--{name}", str(value)]
-    return words
+            arguments += [f"--{name}", str(value)]
+    return arguments
 
 
 def call(*arguments: Any) -> str:
@@ -129,3 +137,43 @@ def call(*arguments: Any) -> str:
 
 def convert(kind: str, base: Path | str, data: Path | str, out: Path, **given: Any) -> str:
     return call("convert", base, *options(kind, data, out, **given))
+
+
+def record(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "segue.json").read_text())
+
+
+def points(folder: Path) -> list[dict[str, Any]]:
+    """Return the evaluations during a conversion."""
+    return [json.loads(line) for line in (folder / "training" / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same_conversion(out: Path, converted: Path) -> None:
+    """Compare two folders bit for bit, times left out."""
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (out / name).read_bytes() == (converted / name).read_bytes(), name
+    assert record(out)["quality"] == record(converted)["quality"]
+    assert record(out)["files"] == record(converted)["files"]
+    curves = [json.loads((place / "curve.json").read_text()) for place in (out, converted)]
+    for point in (point for curve in curves for point in curve["points"]):
+        del point["seconds"]
+    assert curves[0] == curves[1]
+
+
+def types(path: Path) -> set[str]:
+    with safe_open(path, "pt") as file:
+        return {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+
+
+def quality(folder: Path) -> float:
+    """Evaluate the model of a folder on what its conversion held out, by transformers' own loss."""
+    settings = Conversion.from_dict(record(folder)["conversion"])
+    held_out = load(open_base(settings.model), settings).held_out
+    loaded, total, count = segue.from_pretrained(folder), 0.0, 0
+    with torch.no_grad():
+        for batch in held_out:
+            labels = batch.get("labels", batch["input_ids"])
+            counted = int((labels != -100).sum())
+            total += loaded(**{**batch, "labels": labels}).loss.item() * counted
+            count += counted
+    return math.exp(total / count)

@@ -1,27 +1,50 @@
-"""`segue convert`: every family of models in, a folder with the converted one out."""
+"""`segue convert`: every family of models and every method; interrupted conversions resume, wrong settings are refused."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import transformers
-from PIL import Image
-from safetensors import safe_open
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
 import segue
-from segue.convert import data
-from segue.convert.base import open_base
-from tests.convert import gguf_files
-from tests.convert.small_models import ATTENTION, CLASSES, call, convert, model, save, text, tokenizer
+from segue.cli import main as cli
+from segue.convert.convert import Conversion
+from segue.convert.convert import convert as in_python
+from segue.convert.tasks import NextToken
+from segue.core.tensor_files import read
+from segue.errors import ConfigError, SegueError
+from tests.convert.small_models import (
+    ATTENTION,
+    CLASSES,
+    FILES,
+    POSITIONS,
+    STUDENT,
+    assert_same_conversion,
+    call,
+    convert,
+    model,
+    options,
+    points,
+    quality,
+    record,
+    tokenizer,
+    types,
+)
+from tests.helpers.processes import Ranks
 from tests.helpers.tiny import same_bits
 
-FILES = {"README.md", "config.json", "curve.json", "curve.png", "model.safetensors", "segue.json"}
-METHODS = {  # each with a student of its own
+METHODS = dict.fromkeys(segue.methods.ALL, "LinearAttention") | {  # those of today with another student each
     "student_only": "LinearAttention",
     "distillation": "Performer",
     "theseus": "SlidingWindow(window=3)",
@@ -35,148 +58,12 @@ METHODS = {  # each with a student of its own
 }
 
 
-def record(folder):
-    return json.loads((folder / "segue.json").read_text())
-
-
-def points(folder):
-    return [json.loads(line) for line in (folder / "training" / "metrics.jsonl").read_text().splitlines()]
-
-
-def types(path):
-    with safe_open(path, "pt") as file:
-        return {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-
-
-def quality(folder, settings=None):
-    """Judge the model of a folder anew, on what its conversion held out, by transformers' own loss."""
-    made = record(folder)["conversion"]
-    reading = data.Reading(made["data"], made["batch"], made["tokens"], made["validation"], made["seed"])
-    held = data.load(open_base(made["model"]), reading).held
-    loaded, total, count = segue.from_pretrained(folder), 0.0, 0
-    with torch.no_grad():
-        for batch in held:
-            labels = batch.get("labels", batch["input_ids"])
-            counted = int((labels != -100).sum())
-            total += loaded(**{**batch, "labels": labels}).loss.item() * counted
-            count += counted
-    return math.exp(total / count)
-
-
-def test_the_folder_holds_everything_the_record_names(converted):
-    names = {path.name for path in converted.iterdir()}
-    assert FILES | {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "training"} == names
-    found = record(converted)
-    assert found["format"] == 1
-    assert set(found["versions"]) >= {"segue", "torch", "transformers"}
-    assert found["versions"]["torch"] == torch.__version__
-    assert set(found["files"]) == {"config.json", "model.safetensors"}
-    assert re.fullmatch("[0-9a-f]{64}", found["base"]["hash"])
-    assert found["base"]["hash"] == open_base(found["base"]["name"]).hash
-    plan = segue.Plan.from_dict(found["segue"]["plan"])
-    assert plan.sites == ("model.layers.0.self_attn", "model.layers.1.self_attn")
-    assert plan.student == segue.students.WindowedLinear(window=4)
-    assert plan.guidance == segue.methods.dcr_dfg(sites="*").guidance
-    assert found["budget"]["steps"] == 6
-    assert found["budget"]["examples"] == 6 * 4
-    assert found["budget"]["tokens"] == 6 * 4 * 16
-    original, students = found["speed"]["rows"]
-    assert (original["model"], students["model"]) == ("original", "converted")
-    assert students["cache_bytes"] < original["cache_bytes"]
-
-
-def test_the_tokenizer_is_the_originals(converted):
-    reader = transformers.AutoTokenizer.from_pretrained(converted)
-    assert reader("one two, three")["input_ids"] == tokenizer()("one two, three")["input_ids"]
-
-
-def test_the_original_is_left_as_it_was(converted, base, tmp_path):
-    again = save("llama", tmp_path)
-    assert {path.name for path in base("llama").iterdir()} == {path.name for path in again.iterdir()}
-    assert (base("llama") / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
-
-
-def test_only_what_stands_at_the_sites_has_changed(converted, base):
-    before, after = load_file(base("llama") / "model.safetensors"), load_file(converted / "model.safetensors")
-    around = [name for name in before if ".self_attn." not in name]
-    assert len(around) == 13
-    assert all(same_bits(before[name], after[name]) for name in around)
-    assert {name for name in after if ".self_attn." not in name} == set(around)
-
-
-def test_the_numbers_of_curve_card_and_terminal_are_those_that_were_measured(converted, place):
-    found, seen, said = record(converted), points(converted), (place / "said.txt").read_text()
-    curve = json.loads((converted / "curve.json").read_text())
-    assert curve == {"original": found["quality"]["original"], "points": seen}
-    assert [point["step"] for point in seen] == [0, 3, 6]
-    before, after = (math.exp(found["quality"][which]["loss"]) for which in ("original", "converted"))
-    assert found["quality"]["name"] == "perplexity"
-    assert seen[0]["blend"] == found["quality"]["original"]
-    assert seen[-1]["blend"] == seen[-1]["students"] == pytest.approx(found["quality"]["converted"], rel=1e-6)
-    assert after == pytest.approx(quality(converted), rel=1e-6)
-    for point in seen:
-        blend, students = (math.exp(point[side]["loss"]) for side in ("blend", "students"))
-        line = f"step {point['step']}, alpha {point['alpha']:.2f}: perplexity of original {before:.4g}, "
-        assert line + f"blend {blend:.4g}, students {students:.4g}" in said
-    assert f"original: perplexity {before:.4g}" in said
-    assert f"as saved: perplexity {after:.4g}" in said
-    assert f"| perplexity | {before:.4g} | {after:.4g} |" in (converted / "README.md").read_text()
-
-
-def test_the_card_says_what_was_done(converted, base, texts):
-    card = (converted / "README.md").read_text()
-    front = card.split("---")[1]
-    assert "library_name: segue" in front
-    for words in (
-        f"base_model: {base('llama').name}\n",  # not where it lay on the machine of the conversion
-        "2 modules of",
-        "`model.layers.*.self_attn` (2 sites)",
-        "`WindowedLinear(window=4)`",
-        "`dcr_dfg`",
-        f"`{texts.name}`",
-        "6 steps of 4, 384 tokens",
-        record(converted)["base"]["hash"][:16],
-        "tokens/s, cache",
-        "![The curve of the conversion](curve.png)",
-        'segue.from_pretrained("',
-    ):
-        assert words in card, words
-    assert str(texts.parent) not in card
-    held = int(re.search(r"judged by the last (\d+) tokens", card).group(1))
-    train = int(re.search(r": ([\d,]+) tokens in pieces of 16", card).group(1).replace(",", ""))
-    assert held / (held + train) == pytest.approx(0.05, abs=0.01)
-
-
-def test_the_curve_is_a_picture(converted):
-    with Image.open(converted / "curve.png") as picture:
-        picture.load()
-        assert picture.format == "PNG"
-        assert min(picture.size) > 400
-        assert len(picture.convert("RGB").getcolors(100_000)) > 20
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory, texts):
-    """Data for every family."""
-    place = tmp_path_factory.mktemp("sources")
-    (place / "labels.csv").write_text(
-        "text,label\n" + "\n".join(f"{line},{int('one' in line)}" for line in text(400).split(".\n"))
-    )
-    for part, count in (("train", 6), ("test", 3)):
-        for label, name in enumerate(("dark", "light")):
-            (place / "images" / part / name).mkdir(parents=True)
-            for i in range(count):
-                Image.new("RGB", (9, 8), (20 * i, 100 * label, 7 * i)).save(place / "images" / part / name / f"{i}.png")
-    return {"labels": place / "labels.csv", "vit": place / "images"}
-
-
 NAMES = {"masked": "perplexity", "labels": "accuracy", "encoder": "cosine", "vit": "accuracy"}
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen", "mistral", "masked", "labels", "encoder", "vit"])
-def test_every_family_converts_and_reloads(kind, base, texts, sources, tmp_path):
-    out = tmp_path / "out"
-    said = convert(kind, base(kind), sources.get(kind, texts), out, steps=3, looks=1)
+def test_every_family_converts_and_reloads(kind, family):
+    out, said = family(kind)
     name, found = NAMES.get(kind, "perplexity"), record(out)
     assert f"original: {name}" in said
     assert f"as saved: {name}" in said
@@ -197,15 +84,11 @@ def test_every_family_converts_and_reloads(kind, base, texts, sources, tmp_path)
         assert math.exp(found["quality"]["converted"]["loss"]) == pytest.approx(quality(out), rel=1e-5)
 
 
-def test_all_methods_have_their_test():
-    assert set(METHODS) == set(segue.methods.ALL)
-
-
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_with_a_student_of_its_own(method, base, texts, tmp_path):
+def test_every_method_converts(method, base, texts, tmp_path):
     out, student = tmp_path / "out", METHODS[method]
     sites = "model.layers.*.mlp" if "Mlp" in student else ATTENTION["llama"]
-    convert("llama", base("llama"), texts, out, method=method, student=student, sites=sites, steps=3, looks=1)
+    convert("llama", base("llama"), texts, out, method=method, student=student, sites=sites, steps=3, evaluations=1)
     loaded, original = segue.from_pretrained(out), model("llama")
     smaller = sum(p.numel() for p in loaded.parameters()) < sum(p.numel() for p in original.parameters())
     assert smaller == (student.startswith(("NarrowMlp", "LowRankMlp")))
@@ -215,9 +98,9 @@ def test_every_method_with_a_student_of_its_own(method, base, texts, tmp_path):
     assert torch.equal(given, uncached)
 
 
-def test_kept_layers_stay_as_they_were(base, texts, tmp_path, monkeypatch):
+def test_excluded_layers_stay_as_they_were(base, texts, tmp_path, monkeypatch):
     monkeypatch.chdir(texts.parent)
-    convert("llama", base("llama").name, texts.name, tmp_path / "out", keep="model.layers.{0,29}.*", steps=2, looks=1)
+    convert("llama", base("llama").name, texts.name, tmp_path / "out", exclude="model.layers.{0,29}.*", steps=2, evaluations=1)
     before, after = load_file(base("llama") / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     kept = [name for name in before if name.startswith("model.layers.0.")]
     assert len(kept) == 9
@@ -234,7 +117,9 @@ def test_kept_layers_stay_as_they_were(base, texts, tmp_path, monkeypatch):
 
 def test_a_span_of_layers_becomes_one(base, texts, tmp_path):
     out = tmp_path / "out"
-    convert("llama", base("llama"), texts, out, sites="Span('model.layers', every=2)", student="OneLayer", steps=2, looks=1)
+    convert(
+        "llama", base("llama"), texts, out, sites="Span('model.layers', every=2)", student="OneLayer", steps=2, evaluations=1
+    )
     loaded = segue.from_pretrained(out)
     assert loaded.config.num_hidden_layers == len(loaded.model.layers) == 1
     assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 1
@@ -242,7 +127,7 @@ def test_a_span_of_layers_becomes_one(base, texts, tmp_path):
 
 def test_mixed_precision_accumulation_and_training_all(base, texts, tmp_path):
     out = tmp_path / "out"
-    given = {"precision": "bf16", "accumulate": 2, "train": "all", "dtype": "bfloat16", "lr": 0.1, "steps": 2, "looks": 1}
+    given = {"precision": "bf16", "accumulate": 2, "train": "all", "dtype": "bfloat16", "lr": 0.1, "steps": 2, "evaluations": 1}
     convert("llama", base("llama"), texts, out, **given)
     before, after = load_file(base("llama") / "model.safetensors"), load_file(out / "model.safetensors")
     assert not torch.equal(before["model.norm.weight"].bfloat16(), after["model.norm.weight"])
@@ -259,8 +144,8 @@ def test_shards_in_bf16_come_back_in_bf16_also_the_second_time(texts, tmp_path):
     original.save_pretrained(tmp_path / "base", max_shard_size="20KB")
     tokenizer().save_pretrained(tmp_path / "base")
     assert len(list((tmp_path / "base").glob("*.safetensors"))) > 1
-    convert("llama", tmp_path / "base", texts, tmp_path / "once", steps=2, looks=1)
-    convert("llama", tmp_path / "once", texts, tmp_path / "twice", steps=2, looks=1, student="Performer")
+    convert("llama", tmp_path / "base", texts, tmp_path / "once", steps=2, evaluations=1)
+    convert("llama", tmp_path / "once", texts, tmp_path / "twice", steps=2, evaluations=1, student="Performer")
     for name in ("once", "twice"):
         assert types(tmp_path / name / "model.safetensors") == {"BF16"}, name
         assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == "bfloat16", name
@@ -269,38 +154,143 @@ def test_shards_in_bf16_come_back_in_bf16_also_the_second_time(texts, tmp_path):
         assert same_bits(loaded.lm_head.weight, original.lm_head.weight)
 
 
-@pytest.mark.parametrize("quantised", [False, True])
-def test_gguf(quantised, texts, tmp_path):
-    """With the tokenizer inside the file, or beside it."""
-    original = model("llama")
-    path = gguf_files.write(tmp_path / "small.gguf", original, None if quantised else tokenizer(), quantised=quantised)
-    if quantised:
-        tokenizer().save_pretrained(tmp_path)
-    opened = open_base(str(path))
-    for name, weight in original.state_dict().items():
-        found = opened.model.state_dict()[name]
-        if not quantised:
-            assert same_bits(found, weight), name
-        torch.testing.assert_close(found, weight, rtol=0, atol=weight.abs().max().item() / 127 if quantised else 0)
-    assert any(not same_bits(opened.model.state_dict()[n], w) for n, w in original.state_dict().items()) == quantised
-    convert("llama", path, texts, tmp_path / "out", steps=2, looks=1)
-    loaded = segue.from_pretrained(tmp_path / "out")
-    assert same_bits(loaded.lm_head.weight, opened.model.lm_head.weight)
-    assert types(tmp_path / "out" / "model.safetensors") == {"F32"}
-    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
-    reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert reader.decode(reader("one two three", add_special_tokens=False)["input_ids"]) == "one two three"
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"student": "WindowLinear"}, "Nearest names: WindowedLinear"),
+        ({"method": "dcr_dgf"}, "Nearest names: dcr_dfg"),
+        ({"sites": "model.layers.*.self_atn"}, "Nearest names: model.layers.0.self_attn"),
+        ({"exclude": "model.norm"}, "matches none of the 2 sites"),
+        ({"exclude": "model.layers.*.self_attn"}, "nothing is left to replace"),
+        ({"data": "nowhere.txt"}, "It is neither a file nor a downloaded dataset"),
+        ({"tokens": POSITIONS + 1}, f"tokens must be at most {POSITIONS}"),
+        ({"lr": 0}, "positive"),
+        ({"validation": 1.5}, "validation must be between 0 and 1, got 1.5."),
+        ({"validation": 0}, "validation must be between 0 and 1, got 0."),
+    ],
+)
+def test_a_wrong_word_is_refused_before_anything_is_written(given, found, base, texts, tmp_path):
+    with pytest.raises(SegueError) as caught:
+        convert("llama", base("llama"), given.pop("data", texts), tmp_path / "out", **given)
+    assert len(str(caught.value).splitlines()) == 3
+    assert found in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
-def test_help_shows_every_option(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("TERMINAL_WIDTH", "200")
-    shown = call("convert", "--help")
-    for name in segue_options():
-        assert f"--{name}" in shown, name
+def test_a_file_in_place_of_the_folder_is_left_alone(base, texts, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(SegueError, match="is not a folder"):
+        convert("llama", base("llama"), texts, tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"
 
 
-def segue_options():
-    from segue.convert.convert import Conversion
+def test_the_command_says_it_in_three_lines_and_leaves_by_1(base, texts, tmp_path, monkeypatch, capsys):
+    arguments = options("llama", texts, tmp_path / "out", method="dcr_dgf")
+    monkeypatch.setattr(sys, "argv", ["segue", "convert", str(base("llama")), *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 1
+    said = capsys.readouterr()
+    assert len(said.err.strip().splitlines()) == 3
+    assert said.err.startswith("ConfigError: ")
+    assert "Traceback" not in said.err + said.out
 
-    return [name for name in Conversion.__dataclass_fields__ if name != "model"] + ["out"]
+
+def stop(monkeypatch, how, step):
+    """Send a signal from within the loss of a step."""
+    plain, left = NextToken.__call__, iter(range(step, -1, -1))
+
+    def deadly(self, model, batch):
+        if next(left, 1) == 0:
+            os.kill(os.getpid(), how)
+        return plain(self, model, batch)
+
+    monkeypatch.setattr(NextToken, "__call__", deadly)
+
+
+def again(base, texts, out, **given):
+    return convert("llama", base("llama"), texts, out, **{"student": STUDENT, "steps": 6, **given})
+
+
+@pytest.mark.parametrize(("how", "left"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_stopped_conversion_resumes_bit_for_bit(how, left, base, texts, converted, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    settings = json.loads((converted / "training" / "settings.json").read_text())
+    with monkeypatch.context() as patched, pytest.raises(left):
+        stop(patched, how, 3)
+        in_python(Conversion.from_dict(settings), out, lambda text: None)
+    assert {path.name for path in out.iterdir()} == {"training"}
+    with pytest.raises(ConfigError) as caught:
+        again(base, texts, out, lr=1e-3)
+    assert "It has lr 0.0005." in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 3
+    said = again(base, texts, out) if how == signal.SIGTERM else call("resume", out)
+    assert "step 0" not in said
+    assert_same_conversion(out, converted)
+
+
+def test_a_finished_folder_is_left_alone(base, texts, converted):
+    before = {path.name: path.stat().st_mtime_ns for path in converted.iterdir()}
+    for go_on in (lambda: again(base, texts, converted), lambda: call("resume", converted)):
+        with pytest.raises(ConfigError, match="It holds a finished conversion"):
+            go_on()
+    assert {path.name: path.stat().st_mtime_ns for path in converted.iterdir()} == before
+
+
+def test_what_failed_at_its_start_can_be_repeated(base, texts, tmp_path):
+    out = tmp_path / "out"
+    for wrong in ({"student": "Fourier"}, {"sites": "model.layers.*.mlp"}, {"student": "WindowedLinear(window=-3)"}):
+        with pytest.raises(SegueError):
+            again(base, texts, out, **wrong)
+        assert not (out / "segue.json").exists()
+    again(base, texts, out, student="LinearAttention", steps=1, evaluations=1)
+    assert segue.from_pretrained(out)
+
+
+def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str, Any]:
+    """Convert as one of two processes that `accelerate launch` or torchrun has started."""
+    fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_VERSION": "2"}
+    os.environ |= fsdp if engine == "fsdp2" else {}  # transformers then loads weights in one process only
+    seen = []
+    plain = NextToken.__call__
+
+    def watched(self, model, batch):
+        sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())  # not the root's, if just evaluated
+        seen.append([type(model).__name__, len(batch["input_ids"]), sharded])
+        return plain(self, model, batch)
+
+    NextToken.__call__ = watched
+    try:
+        said = convert("llama", base, texts, place / engine, student=STUDENT, steps=6)
+    finally:
+        NextToken.__call__ = plain
+    return {"said": said, "seen": seen, "world": torch.distributed.get_world_size()}
+
+
+@pytest.fixture(scope="module")
+def ranks(base, texts, tmp_path_factory):
+    place = tmp_path_factory.mktemp("ranks")
+    arguments = (str(base("llama")), str(texts), place)
+    return place, Ranks({engine: partial(convert_as_rank, engine, *arguments) for engine in ("ddp", "fsdp2")}, place)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_two_processes_convert_as_one_does(engine, ranks, converted):
+    place, results = ranks
+    first, second = results[engine]
+    out = place / engine
+    assert {path.name for path in out.iterdir()} == {path.name for path in converted.iterdir()}
+    found, wanted = read(out / "model.safetensors"), read(converted / "model.safetensors")
+    assert set(found) == set(wanted)
+    for name, weight in wanted.items():
+        assert found[name].shape == weight.shape
+        assert (found[name] - weight).abs().max() <= 1e-4 * weight.abs().max() + 1e-6, name
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert segue.from_pretrained(out)
+    network = "DistributedDataParallel" if engine == "ddp" else "FSDPLlamaForCausalLM"
+    for found in (first, second):
+        assert found["world"] == 2
+        assert found["seen"] == [[network, 2, engine == "fsdp2"]] * 6  # half of each batch of four
+    assert len(re.findall(r"^step \d", first["said"], re.M)) == 3
+    assert "as saved" in first["said"]
+    assert second["said"] == ""

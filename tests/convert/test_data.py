@@ -15,8 +15,9 @@ import torch
 import transformers
 from PIL import Image
 
-from segue.convert import data, texts
-from segue.convert.base import open_base
+from segue.convert import data
+from segue.convert.pretrained import open_base
+from segue.convert.settings import Conversion
 from segue.errors import ConfigError, DataError
 from segue.training.distributed import Processes
 from segue.training.evaluation import Evaluator
@@ -26,8 +27,9 @@ ROWS = [(line, int("one" in line)) for line in text(400).split(".\n")]
 SENTENCES = [line for line, _ in ROWS]
 
 
-def reading(source, **given):
-    return data.Reading(**{"data": str(source), "batch": 4, "tokens": 16, "validation": 0.1, "seed": 0, **given})
+def settings(source, **given):
+    needed = {"model": "", "sites": "", "student": "", "steps": 1}
+    return Conversion(**{**needed, "data": str(source), "batch": 4, "tokens": 16, "validation": 0.1, **given})
 
 
 def epoch(found, number=0):
@@ -36,7 +38,7 @@ def epoch(found, number=0):
 
 
 def scores(base, found):
-    return Evaluator(found.held, found.task.scores, Processes(torch.device("cpu")), torch.no_grad)(base.model)
+    return Evaluator(found.held_out, found.task.scores, Processes(torch.device("cpu")), torch.no_grad)(base.model)
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +64,16 @@ def tables(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet", "one", "parts"])
 def test_every_form_of_table_gives_the_same_texts_and_labels(name, tables):
-    found = texts.read(str(tables / name))
+    found = data.read_texts(str(tables / name))
     assert found.texts == SENTENCES
     assert found.labels == [label for _, label in ROWS]
 
 
 def test_columns_of_other_names_are_named(tables, tmp_path):
     (tmp_path / "b.csv").write_text("saying,kind,text\nhello,1,other\n")
-    found = texts.read(str(tmp_path / "b.csv"), text="saying", label="kind")
+    found = data.read_texts(str(tmp_path / "b.csv"), text="saying", label="kind")
     assert (found.texts, found.labels) == (["hello"], [1])
-    assert texts.read(str(tmp_path / "b.csv")).texts == ["other"]
+    assert data.read_texts(str(tmp_path / "b.csv")).texts == ["other"]
 
 
 def test_a_dataset_by_its_id_comes_from_the_cache_without_a_network(tmp_path, monkeypatch):
@@ -87,11 +89,11 @@ def test_a_dataset_by_its_id_comes_from_the_cache_without_a_network(tmp_path, mo
     fingerprint.rename(wanted)
     for path in wanted.glob("parquet-*"):
         path.rename(path.with_name(path.name.replace("parquet-", "sayings-")))
-    assert texts.read("someone/sayings").texts == SENTENCES
+    assert data.read_texts("someone/sayings").texts == SENTENCES
 
 
 def test_a_folder_of_text_files_is_read_in_order(tables):
-    assert texts.read(str(tables / "folder")).texts == ["first", "second"]
+    assert data.read_texts(str(tables / "folder")).texts == ["first", "second"]
 
 
 @pytest.mark.parametrize(
@@ -101,14 +103,14 @@ def test_a_folder_of_text_files_is_read_in_order(tables):
         ("a.csv", "x,y\n1,2\n", {"text": "z"}, "Its columns are 'x', 'y'."),
         ("a.csv", "text,y\n1,2\n", {"label": "z"}, "Its columns are 'text', 'y'."),
         ("a.jsonl", '{"text": "a"}\n{"text": 3}\n', {}, "In row 2, 'text' is 3."),
-        ("a.jsonl", '{"text": "a"}\n[3]\n', {}, "A line holds list"),
+        ("a.jsonl", '{"text": "a"}\n[3]\n', {}, "A row is a list"),
         ("a.jsonl", '{"text": "a"}\n{"text"', {}, "cannot be read"),
         ("a.tsv", "text\tlabel\na\n", {}, "cannot be read"),
         ("a.csv", "text,label\na,good\n", {}, "In row 1 the label is 'good'."),
         ("a.csv", "text,label\na,0.7\n", {}, "In row 1 the label is '0.7'."),
         ("a.jsonl", '{"text": "a", "label": 0.7}', {}, "In row 1 the label is 0.7."),
-        ("a.jsonl", "", {}, "It holds no text."),
-        ("a.pdf", "", {}, "It cannot be had here"),
+        ("a.jsonl", "", {}, "It has no text."),
+        ("a.pdf", "", {}, "It is neither a file nor a downloaded dataset"),
     ],
 )
 def test_what_is_no_text_gets_three_lines(name, content, given, found, tmp_path):
@@ -116,7 +118,7 @@ def test_what_is_no_text_gets_three_lines(name, content, given, found, tmp_path)
     if name != "a.pdf":
         path.write_text(content)
     with pytest.raises(DataError) as caught:
-        texts.read(str(path), **given)
+        data.read_texts(str(path), **given)
     assert found in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
 
@@ -126,7 +128,7 @@ def test_packed_texts_are_cut_exactly_and_their_end_is_held_out(kind, base, tmp_
     source = tmp_path / "a.jsonl"
     source.write_text("\n".join(json.dumps({"text": line}) for line in SENTENCES))
     opened, reader = open_base(str(base(kind))), tokenizer()
-    found = data.load(opened, reading(source))
+    found = data.load(opened, settings(source))
     stream = [token for line in SENTENCES for token in [*reader(line, add_special_tokens=False)["input_ids"], 1]]
     count = len(stream) // 16
     held = round(0.1 * count)
@@ -137,21 +139,21 @@ def test_packed_texts_are_cut_exactly_and_their_end_is_held_out(kind, base, tmp_
         return [*map(tuple, (ids if kind == "llama" else torch.where(ids == 3, batch["labels"], ids)).tolist())]
 
     trained = [piece for number in range(3) for batch in epoch(found, number) for piece in whole(batch)]
-    judged = [piece for batch in found.held for piece in whole(batch)]
-    assert judged == pieces[-held:]
+    held_out = [piece for batch in found.held_out for piece in whole(batch)]
+    assert held_out == pieces[-held:]
     assert set(trained) <= set(pieces[:-held])
     assert len(trained) == 3 * ((count - held) // 4 * 4)
     assert len(set(trained)) > 0.9 * len(set(pieces[:-held]))  # other orders leave other pieces out
     assert found.train_size == f"{(count - held) * 16:,} tokens in pieces of 16"
-    assert found.held_size == f"the last {held * 16:,} tokens"
+    assert found.held_out_size == f"the last {held * 16:,} tokens"
 
 
 def test_the_perplexity_of_a_causal_model_is_that_of_transformers(base, texts):
     opened = open_base(str(base("llama")))
-    found = data.load(opened, reading(texts))
+    found = data.load(opened, settings(texts))
     losses, tokens = 0.0, 0
     with torch.no_grad():
-        for batch in found.held:
+        for batch in found.held_out:
             ids = batch["input_ids"]
             losses += opened.model(input_ids=ids, labels=ids).loss.item() * ids.numel()
             tokens += ids.numel()
@@ -162,53 +164,53 @@ def test_the_perplexity_of_a_causal_model_is_that_of_transformers(base, texts):
 def test_the_perplexity_of_a_masked_model_is_that_of_transformers(base, texts):
     """Over all hidden tokens, each of which counts once."""
     opened = open_base(str(base("masked")))
-    found = data.load(opened, reading(texts, batch=5))
+    found = data.load(opened, settings(texts, batch=5))
     losses, tokens = 0.0, 0
     with torch.no_grad():
-        for batch in found.held:
+        for batch in found.held_out:
             hidden = int((batch["labels"] != -100).sum())
             assert hidden == int((batch["input_ids"] == 3).sum()) > 0
             losses += opened.model(**batch).loss.item() * hidden
             tokens += hidden
     assert found.task.of(scores(opened, found)) == pytest.approx(math.exp(losses / tokens), rel=1e-6)
-    assert [batch["labels"].tolist() for batch in found.held] == [batch["labels"].tolist() for batch in found.held]
+    assert [batch["labels"].tolist() for batch in found.held_out] == [batch["labels"].tolist() for batch in found.held_out]
     assert not torch.equal(epoch(found, 0)[0]["labels"], epoch(found, 1)[0]["labels"])
 
 
 def test_labelled_texts_are_padded_cut_and_never_in_both_parts(base, tables):
     opened, reader = open_base(str(base("labels"))), tokenizer()
-    found = data.load(opened, reading(tables / "a.csv", tokens=6))
+    found = data.load(opened, settings(tables / "a.csv", tokens=6))
     known = Counter((tuple(reader(line, truncation=True, max_length=6)["input_ids"]), label) for line, label in ROWS)
     assert max(len(ids) for ids, _ in known) == 6
-    trained, judged = (
+    trained, held_out = (
         [
             (tuple(ids[mask == 1].tolist()), label)
             for batch in batches
             for ids, mask, label in zip(batch["input_ids"], batch["attention_mask"], batch["labels"].tolist(), strict=True)
         ]
-        for batches in (epoch(found), found.held)
+        for batches in (epoch(found), found.held_out)
     )
-    assert Counter(trained) + Counter(judged) <= known
+    assert Counter(trained) + Counter(held_out) <= known
     held = round(0.1 * len(ROWS))
-    assert len(judged) == held
+    assert len(held_out) == held
     assert len(trained) == (len(ROWS) - held) // 4 * 4
     accuracy = sum(
         (opened.model(**{k: v for k, v in batch.items() if k != "labels"}).logits.argmax(-1) == batch["labels"]).sum().item()
-        for batch in found.held
+        for batch in found.held_out
     )
     assert found.task.of(scores(opened, found)) == pytest.approx(100 * accuracy / held)
 
 
-def test_an_encoder_is_judged_by_the_cosine_to_its_own_embeddings(base, tables):
+def test_an_encoder_is_evaluated_by_the_cosine_to_its_own_embeddings(base, tables):
     opened = open_base(str(base("encoder")))
-    found = data.load(opened, reading(tables / "a.csv"))
+    found = data.load(opened, settings(tables / "a.csv"))
     assert found.task.of(scores(opened, found)) == pytest.approx(1.0)
     other = open_base(str(base("encoder")))
     with torch.no_grad():
         for parameter in other.model.parameters():
             parameter.add_(torch.linspace(-0.3, 0.3, parameter.numel()).reshape(parameter.shape))
         cosines = []
-        for batch in found.held:
+        for batch in found.held_out:
             mask = batch["attention_mask"][..., None]
             inputs = {name: x for name, x in batch.items() if name != "targets"}
             means = [(m(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1) for m in (opened.model, other.model)]
@@ -230,7 +232,7 @@ def images(tmp_path_factory):
 
 def test_images_come_as_the_models_own_processor_makes_them(base, images):
     opened = open_base(str(base("vit")))
-    found = data.load(opened, reading(images))
+    found = data.load(opened, settings(images))
     processor = transformers.ViTImageProcessor.from_pretrained(base("vit"))
     wanted = {
         tuple(processor(Image.open(path), return_tensors="pt")["pixel_values"].flatten().round(decimals=4).tolist()): label
@@ -238,7 +240,7 @@ def test_images_come_as_the_models_own_processor_makes_them(base, images):
         for path in sorted((images / "test" / name).iterdir())
     }
     seen = {}
-    for batch in found.held:
+    for batch in found.held_out:
         for pixels, label in zip(batch["pixel_values"], batch["labels"].tolist(), strict=True):
             seen[tuple(pixels.flatten().round(decimals=4).tolist())] = label
     assert len(seen) == 6
@@ -247,19 +249,19 @@ def test_images_come_as_the_models_own_processor_makes_them(base, images):
     for mine, label in seen.items():
         nearest = min(wanted, key=lambda theirs: max(abs(a - b) for a, b in zip(mine, theirs, strict=True)))
         assert wanted[nearest] == label
-    assert (found.train_size, found.held_size) == ("12 images", "6 images")
+    assert (found.train_size, found.held_out_size) == ("12 images", "6 images")
 
 
 def test_classes_of_a_folder_are_numbered_as_the_model_names_them(base, images, tmp_path):
-    """Alphabetical order would judge a model that calls 'light' its first class by wrong labels."""
+    """Alphabetical order would evaluate a model that calls 'light' its first class on wrong labels."""
     for path in base("vit").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {"id2label": {"0": "light", "1": "dark"}, "label2id": {"light": 0, "dark": 1}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = data.load(open_base(str(tmp_path)), reading(images))
+    found = data.load(open_base(str(tmp_path)), settings(images))
     greens = {}
-    for batch in found.held:
+    for batch in found.held_out:
         for pixels, label in zip(batch["pixel_values"], batch["labels"].tolist(), strict=True):
             greens.setdefault(label, []).append(pixels[1].mean().item())
     assert min(greens[0]) > max(greens[1])
@@ -267,13 +269,13 @@ def test_classes_of_a_folder_are_numbered_as_the_model_names_them(base, images, 
 
 @pytest.mark.parametrize("kind", ["gpt2", "masked"])
 def test_pieces_longer_than_the_model_are_refused(kind, base, texts):
-    with pytest.raises(ConfigError, match=f"made for {POSITIONS} at most"):
-        data.load(open_base(str(base(kind))), reading(texts, tokens=POSITIONS + 1))
+    with pytest.raises(ConfigError, match=f"tokens must be at most {POSITIONS}, got {POSITIONS + 1}"):
+        data.load(open_base(str(base(kind))), settings(texts, tokens=POSITIONS + 1))
 
 
 def test_texts_longer_than_the_model_are_cut(base, tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": "one " * 200, "label": 1}) for _ in range(4)))
-    found = data.load(open_base(str(base("labels"))), reading(tmp_path / "a.jsonl", tokens=1000))
+    found = data.load(open_base(str(base("labels"))), settings(tmp_path / "a.jsonl", tokens=1000))
     assert epoch(found)[0]["input_ids"].shape[1] == POSITIONS
 
 
@@ -282,7 +284,7 @@ def test_texts_longer_than_the_model_are_cut(base, tmp_path):
     [
         ("llama", [{"text": "one"}], "It makes 0 pieces of 16 tokens."),
         ("labels", [{"text": "one", "label": 0}], "It makes 1 texts."),
-        ("labels", [{"text": "one"}, {"text": "two"}], "It has no column of labels."),
+        ("labels", [{"text": "one"}, {"text": "two"}], "It has no label column."),
         ("labels", [{"text": "one", "label": 0}, {"text": "two", "label": 2}], "Its labels go from 0 to 2."),
         ("labels", [{"text": "one", "label": -1}, {"text": "two", "label": 1}], "Its labels go from -1 to 1."),
     ],
@@ -290,6 +292,6 @@ def test_texts_longer_than_the_model_are_cut(base, tmp_path):
 def test_data_that_does_not_suit_the_model_is_refused(kind, rows, found, base, tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError) as caught:
-        data.load(open_base(str(base(kind))), reading(tmp_path / "a.jsonl"))
+        data.load(open_base(str(base(kind))), settings(tmp_path / "a.jsonl"))
     assert found in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3

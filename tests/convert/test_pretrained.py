@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import segue
-from segue.convert.base import open_base
+from segue.convert.pretrained import open_base
 from segue.errors import CheckpointError, PlanError, SegueError
 from segue.integrations.transformers import HandoverCallback
-from tests.convert.small_models import ATTENTION, convert, model, text, tokenizer
+from tests.convert import gguf_files
+from tests.convert.small_models import ATTENTION, convert, model, record, text, tokenizer, types
 from tests.helpers.tiny import same_bits
 
 IDS = torch.arange(40).reshape(2, 20) * 7 % 290 + 4
@@ -28,10 +30,6 @@ IDS = torch.arange(40).reshape(2, 20) * 7 % 290 + 4
 def logits(loaded, **given):
     with torch.no_grad():
         return loaded(IDS, **given).logits
-
-
-def record(folder):
-    return json.loads((folder / "segue.json").read_text())
 
 
 def rewrite(folder, change):
@@ -99,8 +97,8 @@ def add_weights(folder):
 @pytest.mark.parametrize(
     ("spoil", "found"),
     [
-        (spoil_a_weight, "model.safetensors is not the file that was written"),
-        (spoil_the_config, "config.json is not the file that was written"),
+        (spoil_a_weight, "model.safetensors has changed"),
+        (spoil_the_config, "config.json has changed"),
         (add_weights, "z.safetensors"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
@@ -148,7 +146,7 @@ def test_a_record_that_is_none_is_refused_in_words(content, copied):
 
 
 def test_an_ordinary_model_is_sent_to_transformers(base, tmp_path):
-    with pytest.raises(CheckpointError, match="an ordinary model is loaded by transformers"):
+    with pytest.raises(CheckpointError, match="load an ordinary model by transformers"):
         segue.from_pretrained(base("llama"))
     with pytest.raises(CheckpointError, match="give a folder that `segue convert` wrote"):
         segue.from_pretrained(tmp_path / "nowhere")
@@ -182,7 +180,7 @@ def test_a_folder_full_of_code_runs_none_of_it(copied, converted, tmp_path, monk
     (copied / "config.json").write_text(json.dumps(config))
     rewrite(copied, lambda found: found["base"]["config"].update(evil))
     monkeypatch.chdir(copied)
-    with pytest.raises(CheckpointError, match="config.json is not the file"):
+    with pytest.raises(CheckpointError, match="config.json has changed"):
         segue.from_pretrained(copied)
     loaded = segue.from_pretrained(copied, verify=False)
     assert same_bits(logits(loaded), logits(segue.from_pretrained(converted)))
@@ -199,11 +197,11 @@ def test_an_architecture_that_is_no_model_is_refused(name, copied):
 
 
 @pytest.mark.parametrize(
-    "kind", ["os.system", "students.Geometry.__init__", "plan.Plan", "students.nn.Linear", "builtins.eval"]
+    "kind", ["os.system", "students.AttentionSpec.__init__", "plan.Plan", "students.nn.Linear", "builtins.eval"]
 )
 def test_a_plan_can_name_nothing_but_segues_own_parts(kind, copied):
     rewrite(copied, lambda found: found["segue"]["plan"].update(student={"kind": kind}))
-    with pytest.raises(PlanError, match="was to be rebuilt as"):
+    with pytest.raises(PlanError, match="is not one of Segue's"):
         segue.from_pretrained(copied)
 
 
@@ -246,7 +244,7 @@ def test_a_folder_of_the_trainer_callback_comes_back(tmp_path):
 
 def test_a_student_of_ones_own_is_given_again(tmp_path):
     trained = trained_by_trainer(tmp_path, mine)
-    with pytest.raises(PlanError, match="was your own 'mine'"):
+    with pytest.raises(PlanError, match="It is your own 'mine'"):
         segue.from_pretrained(tmp_path / "saved")
     assert same_bits(logits(segue.from_pretrained(tmp_path / "saved", student=mine)), logits(trained))
 
@@ -260,7 +258,7 @@ def test_the_trainers_folder_is_a_base_with_its_students(tmp_path):
 
 def test_a_converted_model_is_converted_again_and_reloads(converted, texts, tmp_path):
     out = tmp_path / "twice"
-    convert("llama", converted, texts, out, sites="model.layers.*.mlp", student="NarrowMlp(ratio=0.5)", steps=2, looks=1)
+    convert("llama", converted, texts, out, sites="model.layers.*.mlp", student="NarrowMlp(ratio=0.5)", steps=2, evaluations=1)
     loaded, before = segue.from_pretrained(out), segue.from_pretrained(converted)
     assert all(type(layer.self_attn).__module__.startswith("segue") for layer in loaded.model.layers)
     assert sum(p.numel() for p in loaded.parameters()) < sum(p.numel() for p in before.parameters())
@@ -268,3 +266,82 @@ def test_a_converted_model_is_converted_again_and_reloads(converted, texts, tmp_
         if ".mlp." not in name:
             assert same_bits(loaded.state_dict()[name], value), name
     assert record(out)["segue"]["earlier"] == record(converted)["segue"]
+
+
+def without_tokenizer(folder):
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
+def pickled(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save(model("llama").state_dict(), folder / "pytorch_model.bin")
+
+
+def cut_short(folder):
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-100])
+
+
+def a_weight_less(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_code(folder):
+    (folder / "configuration_evil.py").write_text(f"open({str(folder / 'mark')!r}, 'w').close()\nclass EvilConfig: pass\n")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.EvilConfig"}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [
+        (without_tokenizer, "tokenizer"),
+        (pickled, "no file named model.safetensors"),
+        (cut_short, "SafetensorError"),
+        (a_weight_less, "lack 1 weights (model.layers.1.mlp.up_proj.weight first)"),
+        (with_code, "ValueError"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "model_type"),
+        (shutil.rmtree, "nowhere to be found"),
+    ],
+)
+def test_a_base_that_is_not_complete_is_refused(spoil, found, base, texts, tmp_path, monkeypatch):
+    shutil.copytree(base("llama"), tmp_path / "base")
+    spoil(tmp_path / "base")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)  # nobody may be asked whether to trust code
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(SegueError) as caught:
+        convert("llama", tmp_path / "base", texts, tmp_path / "out")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert str(tmp_path / "base") in lines[0]
+    if spoil is not shutil.rmtree:
+        assert found in lines[1]
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "base" / "mark").exists()
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_gguf(quantised, texts, tmp_path):
+    """With the tokenizer inside the file, or beside it."""
+    original = model("llama")
+    path = gguf_files.write(tmp_path / "small.gguf", original, None if quantised else tokenizer(), quantised=quantised)
+    if quantised:
+        tokenizer().save_pretrained(tmp_path)
+    opened = open_base(str(path))
+    for name, weight in original.state_dict().items():
+        found = opened.model.state_dict()[name]
+        if not quantised:
+            assert same_bits(found, weight), name
+        torch.testing.assert_close(found, weight, rtol=0, atol=weight.abs().max().item() / 127 if quantised else 0)
+    assert any(not same_bits(opened.model.state_dict()[n], w) for n, w in original.state_dict().items()) == quantised
+    convert("llama", path, texts, tmp_path / "out", steps=2, evaluations=1)
+    loaded = segue.from_pretrained(tmp_path / "out")
+    assert same_bits(loaded.lm_head.weight, opened.model.lm_head.weight)
+    assert types(tmp_path / "out" / "model.safetensors") == {"F32"}
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert reader.decode(reader("one two three", add_special_tokens=False)["input_ids"]) == "one two three"

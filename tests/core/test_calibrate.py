@@ -7,7 +7,7 @@ from torch import nn
 import segue
 from segue.errors import HandoverError, StudentError
 from segue.students import Fourier, LeastSquares, LinearAttention, Performer, Softmax
-from segue.students.least_squares import Sums
+from segue.students.initialisation import RegressionSums
 from tests.helpers.models import CASES, build, mlp, rows
 
 CASE = {case.name: case for case in CASES}
@@ -23,7 +23,7 @@ def begin(name: str, student, **settings) -> tuple[segue.Handover, object]:
 def test_the_solution_is_the_least_squares_solution(with_bias):
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(50, n, generator=generator, dtype=torch.float64) for n in (7, 3))
-    sums = Sums(7, 3, torch.device("cpu"))
+    sums = RegressionSums(7, 3, torch.device("cpu"))
     for part in range(0, 50, 20):
         sums.add(x[part : part + 20], y[part : part + 20], torch.zeros_like(y[part : part + 20]))
     weight, bias, left = sums.solve(0.0, with_bias)
@@ -38,7 +38,7 @@ def test_the_solution_is_the_least_squares_solution(with_bias):
 def test_the_ridge_is_relative_to_the_features():
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(50, n, generator=generator, dtype=torch.float64) for n in (7, 3))
-    sums, larger = Sums(7, 3, torch.device("cpu")), Sums(7, 3, torch.device("cpu"))
+    sums, larger = RegressionSums(7, 3, torch.device("cpu")), RegressionSums(7, 3, torch.device("cpu"))
     sums.add(x, y, y)
     larger.add(100 * x, y, y)
     penalty = 0.1 * (x.square().sum(0)).mean() * torch.eye(7, dtype=x.dtype)
@@ -112,9 +112,9 @@ def test_a_students_own_linear_map_is_named():
     handover = segue.replace_(build(mlp), segue.Plan(sites="2", student=student), total_steps=2)
     fitted = handover.calibrate([rows().args[0]], LeastSquares(output="2"))
     assert fitted["2"].after < fitted["2"].before
-    with pytest.raises(StudentError, match="has no linear map '1', but 0, 2"):
+    with pytest.raises(StudentError, match="has no linear layer '1'; its linear layers are 0, 2"):
         handover.calibrate([rows().args[0]], LeastSquares(output="1"))
-    with pytest.raises(StudentError, match="does not say which it is; its linear maps are 0, 2"):
+    with pytest.raises(StudentError, match="has no output_projection; its linear layers are 0, 2"):
         handover.calibrate([rows().args[0]])
     before = handover.seams["2"].student[0].weight.clone()
     with pytest.raises(StudentError, match="something comes after it"):

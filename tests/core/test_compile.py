@@ -18,6 +18,7 @@ from segue.losses import FeatureGuidance, LogitDistillation
 from segue.schedules import Staggered
 from tests.helpers import tiny
 from tests.helpers.tiny import same_bits
+from tests.students.attention import tiny_attention  # noqa: F401  registers the attention of tiny.Net
 from tests.students.cases import OPERATORS, REPRESENTATIVES
 
 GATES = [Blend(), Bernoulli()]  # a soft coin is a blend to the graph; it has the test of the graph's own backward
@@ -149,7 +150,7 @@ def assert_ends_are_views(handover: segue.Handover, call) -> None:
 
 
 def test_inductor_keeps_the_ends_the_gradients_and_one_graph():
-    settings = {"guidance": FeatureGuidance()}
+    settings = {"guidance": FeatureGuidance(), "student": segue.students.Performer(features=6)}
     eager, handover = begin(tiny.Net(depth=1).train(), **settings), begin(model := tiny.Net(depth=1).train(), **settings)
     call, counter = compiled(model, "inductor")
     for _ in range(6):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor
 
-from segue.data import Dataset
+from segue.data.dataset import Dataset
+from segue.errors import DataError
 
 Part = tuple[Tensor, Tensor]  # images (N, C, H, W) uint8, labels (N,)
+
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 
 def part(count: int, channels: int = 3, size: int = 32, classes: int = 10, seed: int = 0) -> Part:
@@ -69,14 +74,9 @@ def png(image: Tensor, mode: str | None = None) -> bytes:
     return stream.getvalue()
 
 
-def write_cifar10_png(folder: Path, train: Part, test: Part) -> None:
-    """Write five batches and the test batch: an image per row of 1,024 pixels."""
-    folder.mkdir(parents=True, exist_ok=True)
-    batches = dict(zip([f"data_batch_{number}" for number in range(1, 6)], train[0].chunk(5), strict=True))
-    for name, images in {**batches, "test_batch": test[0]}.items():
-        (folder / f"{name}.png").write_bytes(png(images.flatten(2).permute(1, 0, 2)))
-    for name, (_, labels) in (("train", train), ("test", test)):
-        (folder / f"{name}_lables.json").write_text(json.dumps(labels.tolist()))
+def encoded(images: Tensor) -> list[dict[str, Any]]:
+    """Encode images as `datasets` stores them."""
+    return [{"bytes": png(image), "path": f"{at}.png"} for at, image in enumerate(images)]
 
 
 def write_images(folder: Path, images: Tensor, labels: Tensor, names: list[str]) -> None:
@@ -151,3 +151,18 @@ def write_cifar10(root: Path, train: Part, test: Part, binary: bool) -> None:
             (folder / f"{name}.bin").write_bytes(raw(torch.cat([labels.byte()[:, None], images.flatten(1)], 1)))
         else:
             (folder / name).write_bytes(python2_pickle({"labels": labels.tolist(), "data": images.flatten(1)}))
+
+
+def fails(source: Callable[[], object], *texts: str) -> str:
+    """Load, expect a DataError of three lines, and look for `texts` in it."""
+    with pytest.raises(DataError) as caught:
+        source()
+    message = str(caught.value)
+    assert len(caught.value.args) == 3
+    assert "\n  Hint: " in message
+    for text in texts:
+        assert text in message, message
+    return message
+
+
+CIFAR100 = part(200, classes=100), part(100, classes=100, seed=1)

@@ -334,7 +334,7 @@ def test_a_site_whose_operator_has_no_formula_is_not_silently_free():
         cost(Recurrent(), METHODS.dcr(sites="lstm"), X, total_steps=2)
     words = [str(warning.message) for warning in said]
     assert any("rnn" in word and "which have no formula" in word for word in words)
-    assert any("0 operations were counted at 1 of 1 sites ('lstm' first)" in word for word in words)
+    assert any("0 operations are counted at 1 of 1 sites ('lstm' first)" in word for word in words)
 
 
 def test_a_model_of_which_nothing_is_counted_can_still_be_shown():
@@ -348,7 +348,7 @@ def test_a_model_of_which_nothing_is_counted_can_still_be_shown():
 
     with pytest.warns(SegueWarning) as said:
         found = cost(Whole(), METHODS.dcr(sites="lstm"), X, total_steps=2)
-    assert any("0 operations were counted" in str(warning.message) for warning in said)
+    assert any("0 operations are counted" in str(warning.message) for warning in said)
     assert math.isnan(found.to_student_only)
     assert math.isnan(found.to_distillation)
     assert "nan" in str(found)

@@ -165,21 +165,21 @@ def test_a_site_that_is_called_more_than_once_is_refused():
     original = models.build(models.SharedLayers).double()
     batch = (torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).double(), torch.arange(4))
     of = reference.begin(original, [batch], sites="layers.*", gate=Bernoulli())
-    with pytest.raises(HandoverError, match=r"site 'layers.0' was asked for\.\s+One forward calls that site 3 times"):
+    with pytest.raises(HandoverError, match=r"site 'layers.0' must be called once per forward, got 3 calls"):
         measured(of)
 
 
 def test_what_cannot_be_measured_is_refused():
     of = reference.vit(depth=1, width=4, batches=1, gate=Bernoulli())
     for settings in ({"points": 0}, {"iterations": 0}):
-        with pytest.raises(PlanError, match=r"points=\d+, iterations=\d+\) was asked for"):
+        with pytest.raises(PlanError, match="points and iterations must be positive"):
             measured(of, **settings)
-    with pytest.raises(SiteError, match="'attn' matched none"):
+    with pytest.raises(SiteError, match="'attn' matches none"):
         measured(of, sites="attn")
     with pytest.raises(PlanError, match="alpha is the teacher's share"):
         measured(of, 2.0)
     of.batches = []
-    with pytest.raises(DataError, match="No minibatch was given"):
+    with pytest.raises(DataError, match="`batches` is empty"):
         measured(of)
 
 

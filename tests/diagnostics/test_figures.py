@@ -40,7 +40,7 @@ def size_of(path):
 @pytest.mark.parametrize(
     ("name", "panels"), [("variance", 2), ("variance of all gates", 1), ("curvature", 1), ("path", 2), ("cost", 1)]
 )
-def test_a_picture_is_a_png_of_sensible_size_in_a_folder_that_need_not_exist(found, name, panels, tmp_path):
+def test_a_figure_is_a_png_of_sensible_size_in_a_folder_that_need_not_exist(found, name, panels, tmp_path):
     place = found[name].draw(tmp_path / "new" / f"{name}.png")
     assert place == tmp_path / "new" / f"{name}.png"
     width, height = size_of(place)

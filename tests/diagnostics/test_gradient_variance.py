@@ -50,7 +50,7 @@ def test_proposition_1_holds_over_a_population_of_minibatches_and_both_values_of
         by_formula = p * data + p * (1 - p) * mean
         _, _, by_population = parts(of, others_at_mean(of, p, site, coin(p)), site)
         assert by_population == exactly(by_formula)
-        assert found.alone.sites[site].whole == exactly(by_population)
+        assert found.alone.sites[site].total == exactly(by_population)
         slope = found.slopes[site]
         assert (slope.variance, slope.mean_square, slope.square) == (exactly(data), exactly(mean), exactly(square(a)))
         assert slope.coin(p) == exactly(by_formula)
@@ -132,10 +132,10 @@ def test_the_remark_is_exact_for_a_soft_gate_with_three_weights_on_a_linear_tail
     assert math.fsum(w * c for w, c in outcomes) == exactly(p)
     r_variance = sum(c * (w - p) ** 2 for w, c in outcomes)
     a = of.slopes("site", 1.0, {})
-    assert site.whole == exactly(p**2 * variance(a) + r_variance * square(a))
+    assert site.total == exactly(p**2 * variance(a) + r_variance * square(a))
     assert site.gate == exactly(r_variance * square(a)) == site.predicted
     assert site.data == exactly(p**2 * variance(a))
-    assert found.slopes["site"].soft(p, r_variance) == exactly(site.whole)
+    assert found.slopes["site"].soft(p, r_variance) == exactly(site.total)
     assert (found.alone.how, site.standard_error) == ("exact", 0.0)
 
 
@@ -158,7 +158,7 @@ def test_the_remark_is_exact_for_a_gumbel_softmax_on_a_linear_tail(p, temperatur
     site = found.alone.sites["site"]
     assert site.gate == pytest.approx(r.var() * square(a), rel=2e-6)
     assert site.predicted == pytest.approx(r.var() * square(a), rel=2e-6)
-    assert site.whole == pytest.approx(r.mean() ** 2 * variance(a) + r.var() * square(a), rel=2e-6)
+    assert site.total == pytest.approx(r.mean() ** 2 * variance(a) + r.var() * square(a), rel=2e-6)
     assert found.alone.how == "quadrature"
     assert abs(site.gate / (r.var() * square(a)) - 1) * site.gate <= site.standard_error + 1e-6 * site.gate
 
@@ -230,7 +230,7 @@ def test_the_total_is_that_of_all_students_gradients_as_one_vector():
     assert found.total.gate == exactly(gate)
     assert found.total.data == exactly(sum(site.data for site in found.sites.values()))
     assert found.total.predicted == exactly(sum(site.predicted for site in found.sites.values()))
-    assert found.total.whole == found.total.gate + found.total.data
+    assert found.total.total == found.total.gate + found.total.data
 
 
 SEEDS, DRAWS, ALPHA = 30, 16, 0.8
@@ -350,8 +350,8 @@ def test_a_gate_that_does_not_say_its_law_is_drawn():
     (name,) = of.sites
     found = measured(of, 0.5, draws=64)
     assert found.alone.how == found.together.how == "64 draws"
-    assert found.laws[name].drawn
-    assert found.laws[name].variance == pytest.approx(1 / 12, rel=0.02)  # uniform on [0, 1]
+    assert found.distributions[name].drawn
+    assert found.distributions[name].variance == pytest.approx(1 / 12, rel=0.02)  # uniform on [0, 1]
     site = found.alone.sites[name]
     outcomes = {name: [(float(weight), 1 / 100) for weight in fine(100)]}
     gate, _, _ = parts(of, outcomes, name)
@@ -368,10 +368,10 @@ def test_patterns_choose_sites_while_all_gates_move():
             assert site == whole.alone.sites[name]
             assert found.together.sites[name] == whole.together.sites[name]
             assert found.slopes[name] == whole.slopes[name]
-        assert list(found.laws) == list(found.slopes) == list(found.alone.sites)
+        assert list(found.distributions) == list(found.slopes) == list(found.alone.sites)
 
 
-def test_the_way_that_is_named_is_that_of_the_chosen_sites():
+def test_the_way_that_is_named_is_that_of_the_select_sites():
     schedule = PerSite(schedules={"blocks.0.attn": Constant(alpha=1.0)}, otherwise=Constant(alpha=0.5))
     of = reference.vit(width=4, batches=1, gate=GumbelSoftmax(), schedule=schedule)
     assert measured(of, None, sites="blocks.0.attn", draws=4).alone.how == "exact"
@@ -387,7 +387,7 @@ def test_without_alpha_the_shares_are_those_of_the_running_handover_site_by_site
     assert len(set(p.values())) == 2
     found = measured(of, None)
     for site in of.sites:
-        assert found.laws[site].alpha == of.handover.alphas[site]
+        assert found.distributions[site].alpha == of.handover.alphas[site]
         gate, data, _ = parts(of, {name: coin(p[name]) for name in of.sites}, site)
         assert found.together.sites[site].gate == exactly(gate)
         assert found.together.sites[site].data == exactly(data)
@@ -437,14 +437,14 @@ def test_a_student_with_nothing_to_train_has_no_variance():
 
 def test_what_cannot_be_measured_is_refused():
     of = reference.vit(depth=1, width=4, batches=1, gate=Bernoulli())
-    with pytest.raises(PlanError, match=r"draws=3 was asked for\.\s+A variance and its error need at least 4\.\s+Hint: 64"):
+    with pytest.raises(PlanError, match=r"draws must be at least 4, got 3\.\s+A variance and its error need 4\.\s+Hint: 64"):
         measured(of, draws=3)
-    with pytest.raises(SiteError, match=r"'block.0.attn' matched none of the 1 sites of the handover(.|\n)*blocks.0.attn"):
+    with pytest.raises(SiteError, match=r"'block.0.attn' matches none of the 1 sites of the handover(.|\n)*blocks.0.attn"):
         measured(of, sites="block.0.attn")
-    with pytest.raises(SiteError, match="'nothing' matched none"):
+    with pytest.raises(SiteError, match="'nothing' matches none"):
         measured(of, sites=["blocks.*.attn", "nothing"])
     of.batches = []
-    with pytest.raises(DataError, match="No minibatch was given"):
+    with pytest.raises(DataError, match="`batches` is empty"):
         measured(of)
     for alpha in (-0.1, 1.1, math.nan):
         with pytest.raises(PlanError, match="alpha is the teacher's share"):
@@ -476,7 +476,7 @@ def test_it_prints_a_table_with_a_line_for_each_site_and_setting():
     lines = str(found).splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert {len(row) for row in rows} == {6}
-    assert rows[0] == ["site", "gates that move", "by the gates", "standard error", "the paper's formula", "over data"]
+    assert rows[0] == ["site", "gates that vary", "by the gates", "standard error", "the paper's formula", "over data"]
     assert [row[:2] for row in rows[2:]] == [
         [site, f"{setting} (exact)"] for setting in ("alone", "together") for site in ("blocks.0.attn", "blocks.1.attn", "all")
     ]

@@ -101,7 +101,7 @@ def test_sites_can_be_chosen():
     recorder = Recorder(BATCHES, loss_fn, ALL, sites="blocks.1.attn", **QUICK)
     assert all(list(by_site) == ["blocks.1.attn"] for by_site in recorder(begin()).values())
     assert all(list(by_site) == ["blocks.1.attn"] for by_site in recorder(begin(Blend())).values())
-    with pytest.raises(SiteError, match="'blocks.7.attn' matched none"):
+    with pytest.raises(SiteError, match="'blocks.7.attn' matches none"):
         Recorder(BATCHES, loss_fn, sites="blocks.7.attn", draws=4)(begin())
 
 
@@ -116,12 +116,12 @@ def test_once_teachers_are_released_there_is_nothing_to_measure():
 
 
 def test_an_unknown_measure_is_refused_with_the_nearest_names():
-    with pytest.raises(PlanError, match=r"the measure 'varianse' was to be recorded\.\s+.*variance"):
+    with pytest.raises(PlanError, match=r"'varianse' is not a measure\.\s+.*variance"):
         Recorder(BATCHES, loss_fn, ["path", "varianse"])
 
 
 def test_no_minibatches_are_refused_when_it_measures():
-    with pytest.raises(DataError, match="No minibatch was given"):
+    with pytest.raises(DataError, match="`batches` is empty"):
         Recorder([], loss_fn, draws=4)(begin())
 
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 import pytest
+from filelock import FileLock
 
 import segue
 from segue import data as sources
-from segue.lab.locks import locked
 
 ROOT = Path(__file__).parents[2]
 INTEGRATIONS = sorted((ROOT / "src" / "segue" / "integrations").glob("*.py"))
@@ -54,7 +54,7 @@ def site(tmp_path_factory, worker_id) -> Site:
     shared = tmp_path_factory.getbasetemp()
     folder = (shared if worker_id == "master" else shared.parent) / "site"
     said = folder.with_suffix(".said")
-    with locked(folder.with_suffix(".lock")):
+    with FileLock(folder.with_suffix(".lock")):
         if not said.exists():
             command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
             environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

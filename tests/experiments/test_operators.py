@@ -48,7 +48,7 @@ def one(operator: str, method: str, seed: int, final: float, student: Any = None
     """Make up a run of one operator that ends with a score."""
     plan = Plan(sites="blocks.*.attn", student=student or STUDENTS[operator])
     config = {"plan": to_dict(plan), "seed": seed}
-    made = run(method=method, group=operator, seed=seed, looks=3, sites=2, config=config, **settings)
+    made = run(method=method, group=operator, seed=seed, evaluations=3, sites=2, config=config, **settings)
     train = replace(made.train_info, final={"accuracy": final}, teacher={"accuracy": TEACHER})
     return with_cost(replace(made, train_info=train), cost_of(method, sites=2))
 
@@ -135,7 +135,7 @@ def test_the_two_best_operators_are_compared_by_seed():
     assert told.endswith(f", p = {p:.3f}, is more than the noise explains, taken alone.")
 
 
-def test_differences_that_are_alike_in_every_seed_are_not_called_significant():
+def test_differences_that_are_equal_in_every_seed_are_not_significant():
     found = compared(runs_of({"Linear": {"student_only": [0.5, 0.6], "dcr": [0.51, 0.61]}, "Fourier": {"dcr": [0.3, 0.3]}}))
     lead = found.operators[0].leads["recovered"]
     assert lead is not None
@@ -143,7 +143,7 @@ def test_differences_that_are_alike_in_every_seed_are_not_called_significant():
     assert "No difference can be tested" in text.sentences(found, None)[1]
 
 
-def test_the_cosine_is_the_mean_over_sites_at_the_last_look_that_measured_it():
+def test_the_cosine_is_the_mean_over_sites_at_the_last_evaluation_that_measured_it():
     made = one("Linear", "dcr", 0, 0.5)
     points = [replace(made.train_info.points[0], cosine={"a": value, "b": 0.5}) for value in (0.1, 0.7)]
     points.append(replace(points[0], cosine={}))
@@ -165,7 +165,7 @@ def test_one_student_is_no_comparison():
     alone = [one("Linear", "dcr", seed, 0.5) for seed in range(2)]
     same = [*alone, one("another group", "dcr", 0, 0.5, STUDENTS["Linear"])]
     mixed = [*alone, one("Linear", "student_only", 0, 0.5, Fourier())]  # method and operator cannot be distinguished
-    for found in (alone, same, mixed, [run(looks=2, sites=1)]):
+    for found in (alone, same, mixed, [run(evaluations=2, sites=1)]):
         assert comparison.compare(summarize(found)) is None
 
 
@@ -182,7 +182,7 @@ def test_one_seed_has_no_interval_no_mark_and_says_so():
         assert figures.recovered(found).texts[0].get_text() == "one seed: no interval"
 
 
-def test_cells_of_fewer_seeds_and_missing_methods_are_told():
+def test_cells_of_fewer_seeds_and_missing_methods_are_marked():
     finals = {"Linear": {"student_only": [0.5, 0.6, 0.55], "dcr": [0.6, 0.7]}, "Fourier": {"dcr": [0.3, 0.4, 0.35]}}
     matrix = text.page_data(compared(runs_of(finals)), None)["matrices"][0]
     assert "n = 3 seeds, fewer where noted" in matrix["hint"]
@@ -202,7 +202,7 @@ def test_students_are_described_by_what_tells_them_apart():
     assert described({"unsaved": "mine"}) == "mine()"
 
 
-def test_costs_are_what_the_runs_saved_and_columns_without_numbers_are_left_out():
+def test_costs_are_what_the_runs_saved_and_columns_without_numbers_are_omitted():
     headings, rows = text.cost_table(compared(runs_of()), None)
     assert headings == [
         "Operator", "Student", "Parameters of the model, teachers gone", "A training step of the students",

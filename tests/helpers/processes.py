@@ -18,14 +18,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import accelerate  # noqa: F401 - loaded before the processes are forked, as everything here
 import torch
-import torch._dynamo  # an optimizer's first step loads it
 import torch.distributed as dist
 
-import segue.training.fit  # noqa: F401
-
 ROOT = Path(__file__).parents[2]
+PRELOADED = (__name__, "accelerate", "segue.training.fit", "torch._dynamo")  # the last by an optimizer's first step
 Job = Callable[[], Any]
 
 
@@ -91,7 +88,7 @@ def run_python(*arguments: str, check: bool = True, env: Mapping[str, str] | Non
 def _context() -> Any:
     """Return the start method of fresh processes, with their common origin running."""
     made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload([__name__])
+    made.set_forkserver_preload(list(PRELOADED))
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))  # to find this module
     try:

@@ -12,7 +12,7 @@ from segue.lab.models import SmallViT
 from segue.lab.tasks import ImageTask
 from segue.training.recipe import Recipe
 
-TASK = ImageTask(source=Digits(), model=SmallViT(depth=2, width=16, heads=2), look=100)
+TASK = ImageTask(source=Digits(), model=SmallViT(depth=2, width=16, heads=2), eval_examples=100)
 HEAD = Stage(recipe=Recipe(steps=3, lr=1e-2, warmup=0.5), head_only=True)
 WHOLE = Stage(recipe=Recipe(steps=5, lr=1e-2))
 TEACHER = Teacher(task=TASK, stages=(HEAD, WHOLE), batch=32)
@@ -33,8 +33,8 @@ def config(
         "teacher": TEACHER,
         "recipe": Recipe(steps=10, lr=1e-2, warmup=0.2, seed=seed),
         "batch": 16,
-        "share": 0.1,
-        "looks": 4,
+        "data_fraction": 0.1,
+        "evaluations": 4,
         "seed": seed,
     }
     return Run(**{**settings, **more})

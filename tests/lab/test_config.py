@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 import segue
-from segue.data import Crop, Digits, Npz
+from segue.data import Crop, Digits, Idx
 from segue.errors import ConfigError, PlanError
-from segue.lab import presets as scales
-from segue.lab import variants
+from segue.lab import presets, variants
 from segue.lab.config import Stage, Teacher, changed, config_hash, from_dict, to_dict
 from segue.lab.models import SmallViT, Timm
 from segue.students import Adapter
@@ -19,20 +18,20 @@ from segue.training.recipe import Recipe
 from tests.helpers import tiny_runs
 from tests.helpers.processes import FreshProcess
 
-SCALES = {
-    "demo": scales.demo(),
-    "small": scales.small("data/fashion-mnist"),
-    "small, to choose by": scales.small("data/fashion-mnist", hold_out=2000),
-    "paper": scales.paper(),
-    "paper, from a folder": scales.paper(folder="data/cifar", download=True, precision="float32"),
-    "minilm": scales.minilm("models/minilm", "data/train.tsv", "data/dev.tsv"),
+PRESETS = {
+    "demo": presets.demo(),
+    "small": presets.small("data/fashion-mnist"),
+    "small, to choose by": presets.small("data/fashion-mnist", hold_out=2000),
+    "paper": presets.paper(),
+    "paper, from a folder": presets.paper(folder="data/cifar", download=True, precision="float32"),
+    "minilm": presets.minilm("models/minilm", "data/train.tsv", "data/dev.tsv"),
 }
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("variant", variants.ALL)
-def test_every_scale_and_method_survives_being_written_down(scale, variant):
-    run = SCALES[scale].run(variants.ALL[variant], seed=3, group="20 % of the data", share=0.2)
+def test_every_preset_and_method_survives_being_saved(preset, variant):
+    run = PRESETS[preset].run(variants.ALL[variant], seed=3, group="20 % of the data", data_fraction=0.2)
     again = from_dict(json.loads(json.dumps(to_dict(run))))
     assert again == run
     assert repr(again) == repr(run)
@@ -41,7 +40,7 @@ def test_every_scale_and_method_survives_being_written_down(scale, variant):
 
 
 def hashes():
-    runs = [scale.run(variant, seed=1) for scale in SCALES.values() for variant in variants.ALL.values()]
+    runs = [preset.run(variant, seed=1) for preset in PRESETS.values() for variant in variants.ALL.values()]
     return [[config_hash(run), config_hash(run.teacher)] for run in runs]
 
 
@@ -55,7 +54,7 @@ def test_hashes_are_the_same_in_every_process_and_differ_between_methods(tmp_pat
     assert found == hashes()
     assert salted != hash("of a string") or "PYTHONHASHSEED" in os.environ  # that process hashes strings in another way
     assert len({run for run, _ in found}) == len(found)
-    assert len({teacher for _, teacher in found}) == len({config_hash(scale.teacher) for scale in SCALES.values()}) == 6
+    assert len({teacher for _, teacher in found}) == len({config_hash(preset.teacher) for preset in PRESETS.values()}) == 6
 
 
 def test_names_for_people_do_not_change_the_hash():
@@ -76,7 +75,7 @@ OTHER = {  # another valid value where half, twice or not would make no sense
     "backbone": "train",
     "unreached": "ignore",
     "sites": "blocks.*.mlp",
-    "source": Npz(path="a.npz"),
+    "source": Idx(folder="data"),
     "model": Timm(name="vit_tiny_patch16_224"),
     "augment": Crop(pad=1),
     "student": lambda teacher, site: teacher,
@@ -90,8 +89,8 @@ OTHER = {  # another valid value where half, twice or not would make no sense
     "size": 16,
     "mean": (0.5,),
     "std": (0.5,),
-    "share": 0.5,
-    "looks": (1, 2),
+    "data_fraction": 0.5,
+    "evaluations": (1, 2),
     "diagnostics": (),
 }
 
@@ -128,7 +127,15 @@ def test_anything_else_changes_the_hash():
         seen[found] = path
         paths.append(path)
     wanted = {"recipe.lr", "recipe.seed", "recipe.shard", "plan.seed", "plan.gate", "task.label_smoothing", "task.model.depth"}
-    assert wanted | {"teacher.stages", "teacher.seed", "teacher.task.hold_out", "batch", "share", "looks", "seed"} <= set(paths)
+    assert wanted | {
+        "teacher.stages",
+        "teacher.seed",
+        "teacher.task.hold_out",
+        "batch",
+        "data_fraction",
+        "evaluations",
+        "seed",
+    } <= set(paths)
     assert len(paths) > 40
 
 
@@ -192,7 +199,7 @@ def test_one_setting_is_changed_by_its_path_and_nothing_else():
     other = changed(run, "task.model.depth", 5)
     assert other.task.model == SmallViT(depth=5, width=16, heads=2)
     assert dataclasses.replace(other, task=run.task) == run
-    assert changed(run, "looks", [1, 2]).looks == (1, 2)
+    assert changed(run, "evaluations", [1, 2]).evaluations == (1, 2)
     assert changed(run, "recipe.betas", [0.8, 0.9]).recipe.betas == (0.8, 0.9)
 
 
@@ -222,7 +229,7 @@ def test_the_name_of_a_run_is_the_name_of_a_folder():
     assert len(set(names)) == len(names)
 
 
-def test_a_teacher_is_shared_by_the_methods_and_seeds_of_a_scale():
-    runs = [SCALES["demo"].run(variant, seed=seed) for variant in variants.PAPER for seed in (0, 1)]
+def test_a_teacher_is_shared_by_the_methods_and_seeds_of_a_preset():
+    runs = [PRESETS["demo"].run(variant, seed=seed) for variant in variants.PAPER for seed in (0, 1)]
     assert len({config_hash(run.teacher) for run in runs}) == 1
     assert isinstance(runs[0].teacher, Teacher)

@@ -57,7 +57,7 @@ def runs(pause: float = 0.0, only: str = "", failing: tuple[str, ...] = ()) -> l
         time.sleep(pause)
         return images
 
-    task = ImageTask(source=Digits(), model=SmallViT(depth=2, width=16, heads=2), augment=slow, look=100)
+    task = ImageTask(source=Digits(), model=SmallViT(depth=2, width=16, heads=2), augment=slow, eval_examples=100)
     teacher = Teacher(task=task, stages=(Stage(recipe=Recipe(steps=6, lr=1e-2)),), batch=32)
 
     def run(method, seed=0, **plan):
@@ -70,8 +70,8 @@ def runs(pause: float = 0.0, only: str = "", failing: tuple[str, ...] = ()) -> l
             teacher=teacher,
             recipe=Recipe(steps=20, lr=1e-2, seed=seed),
             batch=16,
-            share=0.1,
-            looks=10,
+            data_fraction=0.1,
+            evaluations=10,
             seed=seed,
         )
 
@@ -127,7 +127,7 @@ def start(place, out, **options):
     return FreshProcess(carry_out, place, options, str(out), log=out.parent / "error")
 
 
-def looks(out, name):
+def evaluations(out, name):
     path = out / name / "metrics.jsonl"
     return len(path.read_text().splitlines()) if path.exists() else 0
 
@@ -142,7 +142,7 @@ def wait_until(true, grid):
 
 
 def workers_of(grid):
-    return [child for child in psutil.Process(grid.pid).children(recursive=True) if "segue.lab.worker" in child.cmdline()]
+    return [child for child in psutil.Process(grid.pid).children(recursive=True) if "segue.lab.grid" in child.cmdline()]
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
 
     grid = start(place, out, pause=0.25, only="dcr_dfg")
     nothing_left_behind.append(psutil.Process(grid.pid))
-    wait_until(lambda: looks(out, first) >= 2, grid)
+    wait_until(lambda: evaluations(out, first) >= 2, grid)
     workers = workers_of(grid)
     nothing_left_behind.extend(workers)
     os.kill(grid.pid, signal.SIGINT)
@@ -177,8 +177,8 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
 
     grid = start(place, out, pause=0.25)
     nothing_left_behind.append(psutil.Process(grid.pid))
-    before = looks(out, first)
-    wait_until(lambda: looks(out, first) > before and looks(out, second) >= 2, grid)
+    before = evaluations(out, first)
+    wait_until(lambda: evaluations(out, first) > before and evaluations(out, second) >= 2, grid)
     workers = workers_of(grid)
     nothing_left_behind.extend(workers)
     assert len(workers) == 2
@@ -216,7 +216,7 @@ def test_what_is_finished_is_skipped(place, undisturbed, capsys):
 def test_results_of_another_configuration_stop_the_grid_before_it_begins(place, undisturbed, tmp_path):
     other = tmp_path / "other.py"
     other.write_text(RUNS.replace("lr=1e-2, seed=seed", "lr=2e-2, seed=seed"))
-    with pytest.raises(ConfigError, match="A run of another configuration lies there"):
+    with pytest.raises(ConfigError, match="belongs to another run than"):
         run_grid(Experiment(str(other)), undisturbed)
 
 
@@ -268,26 +268,26 @@ def test_an_experiment_may_hold_anything_that_python_can_write(place):
 
 
 def test_a_wrong_option_gets_the_nearest_names(place):
-    with pytest.raises(ConfigError, match="the option 'pauze' was given") as caught:
+    with pytest.raises(ConfigError, match="has no option 'pauze'") as caught:
         Experiment(place, {"pauze": 1}).runs()
     assert "Nearest names: pause" in str(caught.value)
 
 
 def test_two_runs_of_one_name_are_refused(tmp_path):
     experiment = written(tmp_path, RUNS + "\n\none = runs\n\n\ndef runs():\n    return [*one(), *one()]\n")
-    with pytest.raises(ConfigError, match="It has two runs called 'dcr_dfg-seed0'"):
+    with pytest.raises(ConfigError, match="has two runs called 'dcr_dfg-seed0'"):
         experiment.runs()
 
 
 @pytest.mark.parametrize("text", ["", "runs = 3\n", "def run():\n    return []\n"])
 def test_a_file_without_runs_is_explained(text, tmp_path):
-    with pytest.raises(ConfigError, match="It has no function `runs`"):
+    with pytest.raises(ConfigError, match="has no function `runs`"):
         written(tmp_path, text).runs()
 
 
 @pytest.mark.parametrize("returned", ["None", "3", "['dcr']", "[None]"])
 def test_runs_that_are_none_are_explained(returned, tmp_path):
-    with pytest.raises(ConfigError, match="was to be read"):
+    with pytest.raises(ConfigError, match="must return a list of Run"):
         written(tmp_path, f"def runs():\n    return {returned}\n").runs()
 
 

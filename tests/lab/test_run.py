@@ -1,5 +1,6 @@
 """One run: its result is complete, true, and the same after an interruption."""
 
+import copy
 import dataclasses
 import json
 import os
@@ -13,13 +14,16 @@ import segue
 from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
 from segue.lab.config import config_hash, from_dict, to_dict
-from segue.lab.run import is_finished, run, run_alone
+from segue.lab.run import Drift, block_of, is_finished, run, run_alone
 from segue.lab.teachers import teacher_model
 from segue.reporting import records as results
 from segue.reporting.records import commit
+from segue.sites import select
 from segue.training.recipe import Recipe
 from segue.training.resume import Interruption
+from segue.training.tasks import Classification
 from tests.helpers import tiny_runs
+from tests.helpers.tiny import SITES, Net, batch
 from tests.helpers.tiny_runs import TASK, TEACHER, config
 
 
@@ -97,17 +101,17 @@ def test_the_first_point_is_the_plain_swap_and_the_teachers_scores_are_its_own(n
     loaded = TASK.load()
     teacher = teacher_of(place)
     assert train.teacher == scored(teacher, loaded.final)
-    assert train.teacher_look == scored(teacher, loaded.look)
+    assert train.teacher_eval == scored(teacher, loaded.validation)
     swapped = teacher_of(place)
     segue.replace_(swapped, config(name).plan, total_steps=10).finalize_(force=True)
     first = train.points[0]
-    assert first.students == scored(swapped.eval(), loaded.look)
+    assert first.students == scored(swapped.eval(), loaded.validation)
     assert first.loss is None
     if name == "theseus":  # a tenth of the student from the start
         assert first.alpha == pytest.approx(0.9)
         assert all(value > 0 for value in first.drift_blend.values())
     else:
-        assert first.blend == pytest.approx(train.teacher_look, rel=1e-6)
+        assert first.blend == pytest.approx(train.teacher_eval, rel=1e-6)
         assert set(first.drift_blend.values()) == {0.0}
     assert all(value > 0 for value in first.drift_students.values())
 
@@ -117,7 +121,7 @@ def test_the_final_score_is_that_of_the_model_which_is_kept(place):
     loaded = TASK.load()
     model = segue.load_(loaded.build(7), place / "kept" / "model").eval()
     assert result.train_info.final == scored(model, loaded.final)
-    assert result.train_info.points[-1].students == scored(model, loaded.look)
+    assert result.train_info.points[-1].students == scored(model, loaded.validation)
     assert result.final == result.train_info.final["accuracy"]
     assert model.segue["plan"]["sites"] == ["blocks.0.attn", "blocks.1.attn"]
 
@@ -135,7 +139,7 @@ def test_a_model_with_a_student_of_ones_own_is_kept_too(place):
 @pytest.mark.parametrize("name", ["dcr_dfg", "theseus", "halo"])
 def test_flops_are_the_sum_of_the_steps_before_a_point(name, finished, place):
     train = finished[name].train_info
-    loaded = TASK.load(share=0.1)
+    loaded = TASK.load(data_fraction=0.1)
     batch = next(iter(loaded.train(16, 0)))
     count = StepCosts(teacher_of(place), config(name).plan, 10, batch, TASK.loss)
     steps = [count[step].flops for step in range(10)]
@@ -149,8 +153,8 @@ def test_flops_are_the_sum_of_the_steps_before_a_point(name, finished, place):
 
 def test_accumulated_steps_cost_as_many_batches(place):
     recipe = Recipe(steps=3, lr=1e-2, accumulate=2)
-    result = run(config("dcr", recipe=recipe, looks=1), place / "accumulated")
-    single = run(config("dcr", recipe=Recipe(steps=3, lr=1e-2), looks=1), place / "single")
+    result = run(config("dcr", recipe=recipe, evaluations=1), place / "accumulated")
+    single = run(config("dcr", recipe=Recipe(steps=3, lr=1e-2), evaluations=1), place / "single")
     assert result.train_info.flops == 2 * single.train_info.flops
     assert result.train_info.points[-1].epoch == pytest.approx(6 / 8)
 
@@ -169,7 +173,7 @@ def test_a_finished_run_is_read_and_not_repeated(finished, place):
 def test_a_folder_with_another_configuration_is_refused(finished, place):
     other = config("dcr_dfg", recipe=Recipe(steps=10, lr=2e-2))
     for act in (run, is_finished, run_alone):
-        with pytest.raises(ConfigError, match="A run of another configuration lies there") as caught:
+        with pytest.raises(ConfigError, match="belongs to another run than") as caught:
             act(other, place / "dcr_dfg")
     assert config_hash(other) in str(caught.value)
     assert config_hash(config("dcr_dfg")) in str(caught.value)
@@ -224,6 +228,93 @@ def test_a_run_is_written_down_before_it_begins(place):
     assert not (folder / "result.json").exists()
 
 
-def test_teachers_lie_beside_the_experiment_and_are_shared(finished, place):
+def test_teachers_are_next_to_the_experiment_and_shared(finished, place):
     assert [path.name for path in (place.parent / "teachers").iterdir()] == [config_hash(TEACHER)]
     assert tiny_runs.config("dcr").teacher == TEACHER
+
+
+EXAMPLE = batch(7)
+
+
+def by_hand(untouched, model):
+    """Run the blocks one after the other and compare their outputs, each example's by itself."""
+    found = {}
+    with torch.no_grad():
+        x = y = EXAMPLE[0]
+        for index, (theirs, ours) in enumerate(zip(untouched.blocks, model.blocks, strict=True)):
+            x, y = theirs(x), ours(y)
+            found[f"blocks.{index}.attn"] = ((y - x).square().sum((1, 2)) / x.square().sum((1, 2))).mean().item()
+    return found
+
+
+@pytest.mark.parametrize("method", ["dcr", "lolcats", "theseus_gumbel"])
+def test_drift_is_the_relative_squared_distance_after_each_block(method):
+    model = Net(dropout=0.3)
+    untouched = copy.deepcopy(model).eval()
+    drift = Drift(model, select(model, SITES), EXAMPLE, Classification())
+    seen = []
+
+    def measured(handover):
+        found = drift(handover)
+        model.eval()
+        blend = by_hand(untouched, model)
+        with handover.as_student():
+            students = by_hand(untouched, model)
+        model.train()
+        seen.append(handover.steps_done)
+        assert found == {"drift_blend": pytest.approx(blend, rel=1e-4), "drift_students": pytest.approx(students, rel=1e-4)}
+        return found
+
+    plan = segue.methods.ALL[method](sites=SITES)
+    batches = [batch(i) for i in range(4)]
+    recipe = Recipe(steps=10, lr=1e-2)
+    points = segue.fit(
+        model, plan, batches, Classification(), recipe=recipe, evaluations=5, measure=measured, progress=None
+    ).history
+    assert len(seen) == len(points) == 6
+    assert all(value > 0 for value in points[0]["drift_students"].values())
+    if method != "theseus_gumbel":  # which begins with a tenth for the student
+        assert set(points[0]["drift_blend"].values()) == {0.0}
+    assert points[-1]["drift_blend"] == points[-1]["drift_students"]
+
+
+def test_measuring_leaves_no_hook_and_every_mode_as_it_was():
+    model = Net(dropout=0.3).train()
+    drift = Drift(model, select(model, SITES), EXAMPLE, Classification())
+    handover = segue.replace_(model, segue.Plan(sites=SITES), total_steps=4)
+    modes = [module.training for module in model.modules()]
+    drift(handover)
+    drift(handover)
+    assert [module.training for module in model.modules()] == modes
+    assert not any(block._forward_hooks for block in model.blocks)
+    assert not any(seam.records for seam in handover.seams.values())
+
+
+def test_a_padding_mask_counts_tokens_only():
+    class Sentences(Net):
+        def forward(self, x, attention_mask):
+            return super().forward(x)
+
+    x, y = EXAMPLE
+    masks = [torch.ones(8, 5), torch.cat([torch.ones(8, 2), torch.zeros(8, 3)], 1)]
+    found = []
+    for mask in masks:
+        model = Sentences()
+        given = {"x": x, "attention_mask": mask, "labels": y}
+        drift = Drift(model, select(model, SITES), given, Classification())
+        found.append(drift(segue.replace_(model, segue.Plan(sites=SITES), total_steps=4))["drift_students"])
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    ("site", "block"),
+    [
+        ("blocks.11.attn", "blocks.11"),
+        ("bert.encoder.layer.3.attention.self", "bert.encoder.layer.3"),
+        ("stages.1.blocks.2.attn.0.inner", "stages.1.blocks.2.attn.0"),
+        ("mixer", "mixer"),
+        ("layers.4", "layers.4"),
+    ],
+)
+def test_the_block_of_a_site_ends_at_the_last_number_of_its_name(site, block):
+    assert block_of(site) == block

@@ -1,4 +1,4 @@
-"""Teachers: trained once for each configuration, kept by its hash, whole or not at all."""
+"""Teachers: trained once for each configuration, saved under its hash, complete or not at all."""
 
 import dataclasses
 import json
@@ -132,14 +132,14 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_weights_are_refused_and_the_remedy_named(damage, trained, loaded, tmp_path):
     path = copied(trained, tmp_path)
-    teacher_model(TEACHER, tmp_path, loaded)  # whole as it is
+    teacher_model(TEACHER, tmp_path, loaded)  # complete as it is
     if DAMAGE[damage] is None:
         path.unlink()
     else:
         path.write_bytes(DAMAGE[damage](path.read_bytes()))
     with pytest.raises(DataError) as caught:
         teacher_model(TEACHER, tmp_path, loaded)
-    assert f"the teacher in {path.parent} was to be loaded." in str(caught.value)
+    assert f"the teacher in {path.parent} cannot be loaded." in str(caught.value)
     assert "delete the folder" in str(caught.value)
 
 
@@ -147,11 +147,11 @@ def test_a_torn_description_is_refused_too(trained, loaded, tmp_path):
     path = copied(trained, tmp_path)
     known = path.with_name("teacher.json")
     known.write_text(known.read_text()[:100])
-    with pytest.raises(SegueError, match="was to be loaded"):
+    with pytest.raises(SegueError, match="cannot be loaded"):
         teacher_model(TEACHER, tmp_path, loaded)
 
 
-def test_weights_without_a_description_are_trained_anew(trained, loaded, tmp_path):
+def test_weights_without_a_description_are_trained_again(trained, loaded, tmp_path):
     path = copied(trained, tmp_path)
     path.with_name("teacher.json").unlink()
     path.write_bytes(b"torn")
@@ -166,6 +166,6 @@ def test_a_head_that_is_not_there_is_explained(loaded, tmp_path):
 
     names = {field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK)}
     teacher = Teacher(task=Headless(**names), stages=(HEAD,), batch=32)
-    with pytest.raises(ConfigError, match="the head 'classifier.*' was to be trained first") as caught:
+    with pytest.raises(ConfigError, match="no parameter matches the head 'classifier.*'") as caught:
         teacher_model(teacher, tmp_path, loaded)
-    assert "VisionTransformer has no parameter of that name" in str(caught.value)
+    assert "The model is a VisionTransformer" in str(caught.value)

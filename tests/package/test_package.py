@@ -90,3 +90,8 @@ def test_no_path_or_host_of_one_machine_is_in_the_repository():
         if (ROOT / name).suffix in (".py", ".md", ".toml", ".yml", ".txt", ".json"):
             text = (ROOT / name).read_text(encoding="utf-8")
             assert not any(place in text for place in places), name
+
+
+def test_dir_lists_the_public_names_and_nothing_else():
+    code = "import segue, segue.cli.main, segue.core.seam; assert dir(segue) == sorted(segue.__all__), dir(segue)"
+    subprocess.run([sys.executable, "-c", code], check=True)

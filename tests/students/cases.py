@@ -1,14 +1,9 @@
-"""Every operator and every family of attention, and which of them go together: the table of docs/operators.md.
-
-python -m tests.students.cases    # writes the table into the page
-"""
+"""Every family of attention, and a trial of an operator on one of them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,30 +12,16 @@ from torch import Tensor, nn
 
 import segue
 from segue.errors import SegueError
-from segue.students import Fourier, LinearAttention, Linformer, Nystrom, Performer, SlidingWindow, Softmax, WindowedLinear
 from segue.students.attention.module import Operator
 from tests.helpers import models
 from tests.helpers.models import CLASSES, VOCABULARY, WIDTH, Batch
+from tests.students.attention.mixers import found
 
-PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
-BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 TOKENS = models.TOKENS
 
-# Settings so small that windows, landmarks and features are smaller than the sequences of the tests.
-OPERATORS: dict[str, Operator] = {
-    "Softmax": Softmax(),
-    "LinearAttention elu": LinearAttention(),
-    "LinearAttention relu": LinearAttention(feature_map="relu"),
-    "LinearAttention hedgehog": LinearAttention(feature_map="hedgehog"),
-    "Performer": Performer(features=24),
-    "Linformer": Linformer(rank=4, tokens=17),
-    "SlidingWindow": SlidingWindow(window=3),
-    "WindowedLinear": WindowedLinear(window=3),
-    "Nystrom": Nystrom(landmarks=4),
-    "Fourier": Fourier(),
-}
-KINDS = list(dict.fromkeys(type(operator) for operator in OPERATORS.values()))
-CAUSAL = [name for name, operator in OPERATORS.items() if not isinstance(operator, Linformer | Nystrom | Fourier)]
+OPERATORS = found.IN_MODELS
+CAUSAL = [name for name, operator in OPERATORS.items() if operator.mixer_class.supports_causal]
+ONE_OF_EACH = [next(x for x in OPERATORS.values() if type(x) is kind) for kind in found.KINDS]
 
 
 @dataclass(frozen=True)
@@ -51,7 +32,7 @@ class Family:
     make: Callable[..., nn.Module]
     batch: Callable[[], Batch]
     sites: str
-    geometry: dict[str, Any]
+    spec: dict[str, Any]  # what an AttentionSpec of its attention should say
     settings: dict[str, Any] = field(default_factory=dict)
     causal: bool = False
     hugging_face: bool = False
@@ -62,10 +43,10 @@ class Family:
     def plan(self, student: Any, **settings: Any) -> segue.Plan:
         return segue.Plan(sites=self.sites, student=student, **settings)
 
-    def having(self, name: str, geometry: dict[str, Any] | None = None, **settings: Any) -> Family:
+    def having(self, name: str, spec: dict[str, Any] | None = None, **settings: Any) -> Family:
         """Return the same family with other settings."""
-        merged = {**self.geometry, **(geometry or {})}
-        return replace(self, name=name, geometry=merged, settings={**self.settings, **settings})
+        merged = {**self.spec, **(spec or {})}
+        return replace(self, name=name, spec=merged, settings={**self.settings, **settings})
 
 
 def vit(**settings: Any) -> nn.Module:
@@ -117,7 +98,7 @@ def language_model(family: str) -> Callable[..., nn.Module]:
 
 
 def of(heads: int = 4, key_heads: int = 4, biases: str = "qkvo", **others: Any) -> dict[str, Any]:
-    """Say what a geometry should be, in one line."""
+    """Describe an expected spec in one line."""
     plain = {"norms": False, "rotary": False, "causal": False, "scale": 8**-0.5, "output": True, "tokens": None, "window": None}
     return {"width": WIDTH, "heads": heads, "key_heads": key_heads, "head_size": 8, "biases": biases, **plain, **others}
 
@@ -182,60 +163,20 @@ REPRESENTATIVES = [
 
 
 def real(batch: Batch) -> Tensor:
-    """Say which logits count: at padding models may write anything."""
+    """Mark the logits that count: at padding they may be anything."""
     return batch.labels != models.IGNORED
 
 
-ROWS: list[Operator] = [operator for operator in OPERATORS.values() if not isinstance(operator, LinearAttention | Linformer)]
-ROWS[1:1] = [LinearAttention()]
-ROWS[3:3] = [Linformer(), Linformer(tokens=64)]
 COLUMNS = [*FAMILIES[:2], CAUSAL_TORCH, *FAMILIES[2:]]
 
 
-def table() -> str:
-    """Try every operator on every family and return what happened as Markdown, with the errors' own words below."""
-    reasons: list[str] = []
-    names = [name_of(operator) for operator in ROWS]
-    head = ["operator", *(family.name for family in COLUMNS)]
-    lines = [head, ["---"] * len(head)]
-    for name, operator in zip(names, ROWS, strict=True):
-        lines.append([f"`{name}`", *(verdict(operator, family, reasons) for family in COLUMNS)])
-    notes = "".join(f"\n({number}) {reason}\n" for number, reason in enumerate(reasons, 1))
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + notes
-
-
-def name_of(operator: Operator) -> str:
-    return "Linformer(tokens=64)" if operator == Linformer(tokens=64) else type(operator).__name__
-
-
-def verdict(operator: Operator, family: Family, reasons: list[str]) -> str:
-    """Return yes, or no with the number of the reason, which joins the others."""
+def is_refused(operator: Operator, family: Family) -> str | None:
+    """Try an operator on a family; return why it is refused, or None if it ran on a padded batch with finite outputs."""
     batch, model = family.batch(), family.build()
     try:
         handover = segue.replace_(model, family.plan(operator), total_steps=2, example=batch.kwargs or batch.args)
-        with handover.as_student():
-            assert batch.predict(model)[real(batch)].isfinite().all()
     except SegueError as error:
-        reason = reason_of(error)
-        if reason not in reasons:
-            reasons.append(reason)
-        return f"no ({reasons.index(reason) + 1})"
-    return "yes"
-
-
-def reason_of(error: SegueError) -> str:
-    """Return what an error found, which may be the words of another that it reports."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    inner = next((i for i, line in enumerate(lines) if line.startswith("It raised StudentError")), 0)
-    return lines[inner + 1]
-
-
-def main() -> None:
-    """Write the table into the page."""
-    page = PAGE.read_text(encoding="utf-8")
-    written = re.sub(f"{BEGIN}.*{END}", lambda _: BEGIN + table() + END, page, flags=re.DOTALL)
-    PAGE.write_text(written, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+        return str(error)
+    with handover.as_student():
+        assert batch.predict(model)[real(batch)].isfinite().all()
+    return None

@@ -97,7 +97,7 @@ def test_the_formulas(name):
 def test_a_function_makes_any_other(tmp_path):
     factory = ActivationSwap(to=lambda: nn.PReLU(init=0.1))
     plan = segue.Plan(sites="blocks.*.mlp.act", student=factory)
-    with pytest.warns(SegueWarning, match=r"the plan's student\.to .+ cannot be saved by name; give it again"):
+    with pytest.warns(SegueWarning, match=r"the plan's student\.to .+ is your own, so only its name is saved"):
         model = through_a_handover(timm_vit, images(), plan, tmp_path, student=factory)
     assert isinstance(model.blocks[1].mlp.act, nn.PReLU)
 
@@ -113,8 +113,8 @@ def test_other_modules_are_refused(teacher):
     with pytest.raises(StudentError) as error:
         ActivationSwap()(teacher, SITE)
     assert str(error.value) == (
-        "ActivationSwap() was asked for a student at site 'here'.\n"
-        f"  Its teacher is {type(teacher).__name__}, which does not map each number by itself.\n"
+        "ActivationSwap() cannot replace the module at site 'here'.\n"
+        f"  It is {type(teacher).__name__}, which is not an elementwise function.\n"
         "  Hint: choose activation modules, such as 'blocks.*.mlp.act' or '**.intermediate_act_fn'. Nothing was changed."
     )
 
@@ -123,9 +123,9 @@ def test_an_unknown_name():
     with pytest.raises(PlanError) as error:
         ActivationSwap(to="leakyrelu")
     assert str(error.value) == (
-        "ActivationSwap(to='leakyrelu') was asked for.\n"
+        "ActivationSwap(to='leakyrelu') does not name an activation.\n"
         "  Nearest names: leaky_relu, relu.\n"
-        "  Hint: give one of these names, or a function that makes a module: to=lambda: nn.Hardtanh(-2, 2)."
+        "  Hint: give the name of an activation, or a function that builds a module: to=lambda: nn.Hardtanh(-2, 2)."
     )
 
 

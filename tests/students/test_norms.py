@@ -122,7 +122,7 @@ def test_other_modules_are_refused(teacher, found):
     with pytest.raises(StudentError) as error:
         RmsNorm()(teacher, Site("blocks.0.norm1"))
     assert str(error.value) == (
-        "RmsNorm() was asked for a student at site 'blocks.0.norm1'.\n"
-        f"  Its teacher is {found}.\n"
+        "RmsNorm() cannot replace the module at site 'blocks.0.norm1'.\n"
+        f"  It is {found}.\n"
         "  Hint: choose layer norms over the last dimension, such as 'blocks.*.norm1' or '**.LayerNorm'. Nothing was changed."
     )

@@ -232,7 +232,7 @@ def lab(engine: str, folder: Path) -> dict[str, Any]:
     stages = tuple(replace(stage, recipe=replace(stage.recipe, shard=shard, **CALM)) for stage in tiny_runs.TEACHER.stages)
     teacher = replace(tiny_runs.TEACHER, stages=stages, batch=15)
     recipe = segue.Recipe(steps=5, shard=shard, **CALM)
-    config = tiny_runs.config("dcr_dfg", teacher=teacher, recipe=recipe, batch=15, looks=2)
+    config = tiny_runs.config("dcr_dfg", teacher=teacher, recipe=recipe, batch=15, evaluations=2)
     result = run(config, folder / engine / "tiny" / "lab", keep_model=True)
     return json.loads(json.dumps(asdict(result.train_info)))
 

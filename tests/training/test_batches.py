@@ -2,6 +2,7 @@
 
 import random
 from collections import OrderedDict, namedtuple
+from itertools import chain
 
 import numpy
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from transformers import BatchEncoding
 
 from segue.errors import DataError
-from segue.training.batches import Stream, mapped, part_for, size, tensors
+from segue.training.batches import Batches, InOrder, Stream, mapped, part_for, size, tensors
 
 
 def loader(count=10, **settings):
@@ -171,3 +172,55 @@ def test_what_is_not_an_example_each_is_not_cut():
 def test_a_batch_without_tensors_counts_as_one_example():
     assert size({"text": "hello"}) == size(torch.tensor(1.0)) == 1
     assert part_for("hello", 1, 2) == ("hello", 1.0)
+
+
+def indices(chosen, generator):
+    return chosen.tolist()
+
+
+def noisy(chosen, generator):
+    return chosen.tolist(), torch.rand(2, generator=generator).tolist()
+
+
+def epoch(batches, number):
+    batches.set_epoch(number)
+    return list(batches)
+
+
+@pytest.mark.parametrize(("count", "size"), [(10, 3), (12, 4), (5, 5), (7, 1)])
+def test_an_epoch_shows_every_example_once_but_for_what_fills_no_batch(count, size):
+    batches = Batches(count, size, indices, seed=0)
+    seen = epoch(batches, 0)
+    assert len(seen) == len(batches) == count // size
+    assert all(len(batch) == size for batch in seen)
+    flat = [*chain(*seen)]
+    assert len(set(flat)) == len(flat)
+    assert set(flat) <= set(range(count))
+    left_out = [set(range(count)) - {*chain(*epoch(batches, number))} for number in range(20)]
+    assert count % size == 0 or len({*map(tuple, left_out)}) > 1  # not always the same
+
+
+def test_fewer_examples_than_a_batch_are_one_batch():
+    batches = Batches(3, 128, indices, seed=0)
+    assert len(batches) == 1
+    assert sorted(epoch(batches, 0)[0]) == [0, 1, 2]
+
+
+def test_the_order_and_what_is_drawn_depend_on_seed_and_epoch_alone():
+    first = Batches(20, 4, noisy, seed=1)
+    wanted = {number: epoch(first, number) for number in (0, 1, 2)}
+    torch.manual_seed(123)
+    again = Batches(20, 4, noisy, seed=1)
+    half = iter(again)
+    next(half)  # a reader that stopped in the middle leaves nothing behind
+    assert {number: epoch(again, number) for number in (2, 0, 1)} == {number: wanted[number] for number in (2, 0, 1)}
+    assert wanted[0] != wanted[1] != wanted[2]
+    assert epoch(Batches(20, 4, noisy, seed=2), 0) != wanted[0]
+
+
+@pytest.mark.parametrize(("count", "size"), [(10, 3), (9, 3), (1, 5), (0, 5)])
+def test_held_out_batches_are_all_examples_in_order(count, size):
+    batches = InOrder(count, size, lambda chosen: chosen.tolist())
+    assert [*chain(*batches)] == list(range(count))
+    assert len(list(batches)) == len(batches)
+    assert list(batches) == list(batches)

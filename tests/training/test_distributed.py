@@ -179,7 +179,15 @@ def test_segue_run_launched_by_torchrun_has_the_numbers_of_one_process(tmp_path)
     launch = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m", "segue"]
     options = [f"--option={option}" for option in ("steps=5", "teacher_steps=5", "depth=2")]
     settings = [f"--set={setting}" for setting in ("batch=15", "looks=[1,5]", "recipe.shard=true", "recipe.eps=1e-3")]
-    command = ["run", "--method=theseus", "--scale=demo", "--share=0.1", f"--out={tmp_path / 'two'}", *options, *settings]
+    command = [
+        "run",
+        "--method=theseus",
+        "--preset=demo",
+        "--data-fraction=0.1",
+        f"--out={tmp_path / 'two'}",
+        *options,
+        *settings,
+    ]
     done = run_python("-m", "torch.distributed.run", *launch, *command, cwd=tmp_path)
     assert done.stdout.count("students alone: accuracy") == 1
     (found,) = read_all(tmp_path / "two")

@@ -1,8 +1,11 @@
+import importlib.util
+
 import pytest
 
 import segue
 from segue import gates, losses, schedules
-from segue.methods import ALL, table
+from segue.lab import variants
+from segue.methods import ALL, LABELS, table
 from segue.sites import Site
 from tests.helpers.tiny import SITES, batch, optimizer_for, start, train
 
@@ -54,3 +57,26 @@ def test_the_table_lists_every_method():
     rows = table().splitlines()
     assert len(rows) == 2 + len(ALL)
     assert all(f"`{name}`" in row for name, row in zip(ALL, rows[2:], strict=True))
+
+
+def test_a_new_method_is_listed_and_compared_by_itself(monkeypatch):
+    """The lab, `segue methods` and the contracts take what the decorator adds; nothing else has to be edited."""
+    monkeypatch.setattr(segue.methods, "ALL", dict(ALL))
+    monkeypatch.setattr(segue.methods, "LABELS", dict(LABELS))
+
+    @segue.methods.method(label="Gentle")
+    def gentle(*, sites, **settings):
+        """A slow blend."""
+        return segue.Plan(sites=sites, **settings)
+
+    fresh = importlib.util.module_from_spec(variants.__spec__)
+    variants.__spec__.loader.exec_module(fresh)  # not the one that other tests use
+    assert fresh.ALL["gentle"] == fresh.Variant("gentle", "Gentle", gentle)
+    assert fresh.ALL["gentle"] in fresh.EXTRAS
+    assert "| `gentle` | Blend | none | none | no | A slow blend. |" in table()
+
+
+def test_every_method_is_a_function_of_the_module_and_has_a_label_of_its_own():
+    own = {name for name, made in vars(segue.methods).items() if getattr(made, "__annotations__", {}).get("return") == "Plan"}
+    assert {name for name in own if not name.startswith("_")} == set(ALL)
+    assert len(set(LABELS.values())) == len(LABELS) == len(ALL)

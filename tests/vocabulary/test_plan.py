@@ -37,7 +37,7 @@ def test_every_built_in_is_a_frozen_keyword_only_dataclass():
     for kind in public:
         assert kind.__dataclass_params__.frozen, kind
         positional = [field.name for field in dataclasses.fields(kind) if not field.kw_only]
-        assert positional == (["name"] if kind is students.Library else []), kind  # Library("fla:GatedDeltaNet") names a thing
+        assert positional == (["name"] if kind is students.FlaLayer else []), kind  # FlaLayer("GatedDeltaNet") names a layer
 
 
 def test_a_users_function_leaves_only_its_name():

@@ -11,6 +11,11 @@ from tests.helpers.tiny import SITES, batch, optimizer_for, start, train
 
 SITE = Site("blocks.0.attn")
 ROW = [Site(f"blocks.{i}.attn", index=i, depth=i, count=4) for i in range(4)]
+REQUIRED = {  # what the contracts must give to those without defaults
+    Piecewise: {"points": ((0.0, 1.0), (0.5, 0.0))},
+    Hold: {"fraction": 0.3},
+    PerSite: {"schedules": {"blocks.0.*": Linear()}},
+}
 REACH_ZERO = [
     aggr20(),
     aggr20(start=0.9),
@@ -108,7 +113,7 @@ def test_a_users_function_is_checked_and_the_site_named(answer):
     assert str(error.value) == (
         f"a schedule must return a number from 0 to 1, got {answer!r}.\n"
         "  It is asked for site 'blocks.0.attn' at progress 0.25.\n"
-        "  Hint: return alpha, the teacher's weight: 1 is the teacher alone, 0 the student alone."
+        "  Hint: return alpha, the teacher's share: 1 is the teacher alone, 0 the student alone."
     )
 
 

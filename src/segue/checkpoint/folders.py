@@ -1,6 +1,6 @@
 """Checkpoint folders: safetensors and JSON, written atomically, verified on read.
 
-runs/mine/latest                     which folder counts, replaced in one stroke
+runs/mine/latest                     the name of the newest checkpoint, replaced atomically
 runs/mine/00000300-5f0c.../          one checkpoint; its name carries the hash of its manifest
     manifest.json                    the hash of each file
     state.json, tensors.safetensors
@@ -25,7 +25,7 @@ FORMAT = 1
 
 
 def write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
-    """Write one checkpoint beside the others, let `latest` name it, and keep the newest few."""
+    """Write one checkpoint, let `latest` name it, and keep the newest few."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
     try:
@@ -53,15 +53,15 @@ def write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep:
 
 
 def read(folder: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
-    """Read a checkpoint, the latest of a run or a certain one, and refuse it if anything is damaged."""
+    """Read a checkpoint, the latest of a run or the given one, and refuse it if anything is damaged."""
     folder = _resolve(folder)
     if reason := _damage(folder):
         raise _damaged(folder, reason)
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     if state.get("format") != FORMAT:
         raise CheckpointError(
-            f"the checkpoint {folder} was to be read.",
-            f"It has format {state.get('format')!r}, this version of Segue reads {FORMAT}.",
+            f"the checkpoint {folder} has format {state.get('format')!r}.",
+            f"This version of Segue reads format {FORMAT}.",
             "read it with the version that wrote it.",
         )
     tensors = tensor_files.read(folder / "tensors.safetensors")
@@ -75,8 +75,8 @@ def _resolve(folder: Path) -> Path:
     pointer = folder / "latest"
     if not pointer.exists():
         raise CheckpointError(
-            f"a checkpoint was to be read from {folder}.",
-            "There is none." if folder.exists() else "There is no such folder.",
+            f"{folder} has no checkpoint.",
+            "The folder has no file `latest`." if folder.exists() else "There is no such folder.",
             "give the folder that segue.save wrote to.",
         )
     return folder / Path(pointer.read_text(encoding="utf-8").strip()).name
@@ -86,10 +86,10 @@ def _damage(folder: Path) -> str | None:
     """Say what is wrong with a checkpoint, or None."""
     manifest = folder / "manifest.json"
     if not manifest.exists():
-        return "its manifest is missing"
+        return "The manifest is missing"
     content = manifest.read_bytes()
     if hashlib.sha256(content).hexdigest()[:16] != folder.name.rpartition("-")[2]:
-        return "its manifest does not match the folder's name"
+        return "The manifest does not match the folder's name"
     for name, digest in json.loads(content)["files"].items():
         file = folder / Path(name).name
         if not file.exists():
@@ -101,13 +101,13 @@ def _damage(folder: Path) -> str | None:
 
 def _damaged(folder: Path, reason: str) -> CheckpointError:
     others = sorted((other for other in folder.parent.glob("*-*") if other != folder), reverse=True)
-    whole = next((other for other in others if other.is_dir() and _damage(other) is None), None)
-    hint = "there is no other checkpoint beside it." if whole is None else f"an earlier one is whole: {whole}."
-    return CheckpointError(f"the checkpoint {folder} was to be read.", f"It is damaged: {reason}.", hint)
+    intact = next((other for other in others if other.is_dir() and _damage(other) is None), None)
+    hint = "there is no other checkpoint in its folder." if intact is None else f"an earlier one is intact: {intact}."
+    return CheckpointError(f"the checkpoint {folder} is damaged.", f"{reason}.", hint)
 
 
 def _forget_old(folder: Path, newest: str, keep: int) -> None:
-    for draft in folder.glob(".draft-*"):  # of a writing that was killed; only one process writes here
+    for draft in folder.glob(".draft-*"):  # of a process that was killed while writing; only one writes here
         shutil.rmtree(draft, ignore_errors=True)
     others = [p for p in folder.glob("[0-9]*-*") if p.is_dir() and p.name != newest]
     others.sort(key=lambda path: path.stat().st_mtime, reverse=True)

@@ -1,10 +1,13 @@
-"""The commands of `segue`; strings become objects here, at the edge, and nowhere else."""
+"""The commands of `segue`: each parses, calls and prints. Imports of torch are inside them, so that help answers at once."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import json
 import os
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +18,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 import segue
+from segue.convert.settings import Conversion, EvalSettings
+from segue.convert.settings import options as options_of
 from segue.errors import ConfigError, SegueError, nearest
 
 app = typer.Typer(
@@ -24,14 +29,46 @@ app = typer.Typer(
 )
 console = Console()
 
-Out = Annotated[Path, typer.Option(help="Where the results go.")]
-Workers = Annotated[int, typer.Option(min=1, help="Runs at the same time on this machine.")]
-Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="An option of the experiment, as name=value.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="A setting by its path: recipe.lr=1e-3.")]
+Out = Annotated[Path, typer.Option(help="Folder of the results.")]
+Workers = Annotated[int, typer.Option(min=1, help="Number of runs at the same time on this machine.")]
+Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="Option of the experiment, as name=value.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="Setting by its path, such as recipe.lr=1e-3.")]
+
+
+Model = Annotated[str, typer.Argument(help="Name of a model: timm:NAME, hf:FOLDER_OR_ID, torchvision:NAME, or demo.")]
+
+
+def with_settings(kind: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn a function of settings into a command that has an option for every field of their dataclass."""
+    described = options_of(kind)
+
+    def parameter(name: str) -> inspect.Parameter:
+        hint, option = described[name]
+        info: Any = typer.Option(help=option.help, min=option.min, max=option.max, envvar=option.envvar)
+        if option.argument:
+            info = typer.Argument(help=option.help)
+        typed = (str | None) if option.parse else hint
+        annotation: Any = Annotated[typed, info]
+        default = getattr(kind, name, inspect.Parameter.empty)  # a dataclass keeps its defaults as attributes
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            values = {name: given.pop(name) for name in described}
+            parsed = {name: option.parse(values[name]) for name, (_, option) in described.items() if option.parse}
+            function(kind(**values | parsed), **given)
+
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        command.__signature__ = inspect.Signature([*map(parameter, described), *keywords])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
 
 
 def show_error(error: SegueError) -> None:
-    """Print an error for people: what was asked, what was found, what to do."""
+    """Print an error in three lines: what is wrong, what was found, what to do."""
     first, *rest = str(error).splitlines()
     output = Console(stderr=True)
     output.print(f"[bold red]{type(error).__name__}[/]: {escape(first)}", soft_wrap=True)
@@ -51,9 +88,9 @@ def version(show: Annotated[bool, typer.Option("--version", help="Show the versi
 def demo(
     out: Out = Path("runs/demo"),
     workers: Workers = 2,
-    seeds: Annotated[int, typer.Option(min=1, help="How often each method runs.")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 320,
-    teacher_steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the teacher.")] = 500,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each method.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps of each run.")] = 320,
+    teacher_steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps of the teacher.")] = 500,
 ) -> None:
     """Compare the paper's seven methods on embedded data: a table, figures and a report in about three minutes."""
     from segue.cli.demo import show
@@ -64,19 +101,19 @@ def demo(
 
 @app.command()
 def sites(
-    model: Annotated[str, typer.Argument(help="timm:NAME, hf:FOLDER_OR_ID, torchvision:NAME, or demo.")],
-    pattern: Annotated[str | None, typer.Argument(help="Which modules, such as 'blocks.*.attn'.")] = None,
+    model: Model,
+    pattern: Annotated[str | None, typer.Argument(help="Pattern of modules, such as 'blocks.*.attn'.")] = None,
 ) -> None:
-    """Show what would be replaced: names, shapes and parameter counts. Without a pattern, what there is."""
-    from segue.lab.model_names import build, kinds
+    """Show the modules that a pattern matches: names, shapes and parameter counts. Without a pattern, show all patterns."""
+    from segue.lab.models import build, kinds
 
     built = build(model)
     if pattern is None:
-        table = Table("pattern", "modules", "module", "parameters in all", title=f"{model}: what could be replaced")
+        table = Table("pattern", "modules", "module", "parameters", title=f"{model}: modules that can be replaced")
         for kind in kinds(built):
             table.add_row(escape(kind.pattern), str(kind.count), kind.module, f"{kind.parameters:,}")
         console.print(table)
-        console.print("Next: segue sites MODEL PATTERN shows one of these site by site.")
+        console.print("Next: segue sites MODEL PATTERN shows the sites of one pattern.")
         return
     found = segue.select(built, pattern)
     table = Table("#", "site", "module", "parameters", "shapes", title=f"{len(found)} sites match {pattern!r}")
@@ -88,21 +125,21 @@ def sites(
         shapes = ", ".join(f"{name} {'x'.join(map(str, p.shape))}" for name, p in module.named_parameters() if p.dim() > 1)
         table.add_row(str(site.index), escape(", ".join(site.names)), type(module).__name__, f"{count:,}", escape(shapes))
     console.print(table)
-    whole = sum(parameter.numel() for parameter in built.parameters())
-    console.print(f"{total:,} of {whole:,} parameters ({total / max(1, whole):.1%}) would be replaced.")
+    size = sum(parameter.numel() for parameter in built.parameters())
+    console.print(f"{total:,} of {size:,} parameters ({total / max(1, size):.1%}) would be replaced.")
 
 
 @app.command()
 def cost(
-    model: Annotated[str, typer.Argument(help="timm:NAME, hf:FOLDER_OR_ID, torchvision:NAME, or demo.")],
-    plan: Annotated[str, typer.Argument(help="A method (`segue methods`), 'paper' for its seven, or a plan saved as JSON.")],
-    sites: Annotated[str | None, typer.Option(help="Which modules, such as 'blocks.*.attn'.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Examples in a step.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Of each example, for language models.")] = 128,
-    steps: Annotated[int, typer.Option(min=1, help="Of the run.")] = 1000,
-    picture: Annotated[Path | None, typer.Option(help="A PNG of the operations step by step; for one plan.")] = None,
+    model: Model,
+    plan: Annotated[str, typer.Argument(help="Method (`segue methods`), 'paper' for its seven, or a plan saved as JSON.")],
+    sites: Annotated[str | None, typer.Option(help="Pattern of modules, such as 'blocks.*.attn'.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Number of examples in a step.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Number of tokens in an example, for language models.")] = 128,
+    steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps.")] = 1000,
+    picture: Annotated[Path | None, typer.Option(help="PNG file for the operations of every step; for one plan.")] = None,
 ) -> None:
-    """Show what a plan costs on a model, phase by phase, beside student-only and full-teacher training.
+    """Show the cost of a plan on a model, phase by phase, compared with student-only and full-teacher training.
 
     `segue cost timm:vit_tiny_patch16_224 dcr --sites 'blocks.*.attn'`
     """
@@ -112,81 +149,43 @@ def cost(
 
 
 @app.command()
-def convert(
-    model: Annotated[str, typer.Argument(help="A Hugging Face id, a folder with safetensors, or a GGUF file.")],
-    sites: Annotated[str, typer.Option(help="Which modules, such as 'model.layers.*.self_attn'.")],
-    student: Annotated[str, typer.Option(help="What replaces them, such as 'WindowedLinear(window=64)'.")],
-    data: Annotated[str, typer.Option(help="Text files, a folder of images by class, or an id of `datasets`.")],
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")],
-    out: Annotated[Path, typer.Option(help="The folder of the converted model.")],
-    method: Annotated[str, typer.Option(help="How the originals hand over (`segue methods`).")] = "dcr_dfg",
-    keep: Annotated[str | None, typer.Option(help="Which of the sites stay, such as 'model.layers.{0,29}.*'.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Examples in a step.")] = 8,
-    tokens: Annotated[int, typer.Option(min=2, help="Of each piece of text.")] = 256,
-    lr: Annotated[float, typer.Option(help="The largest learning rate.")] = 5e-4,
-    warmup: Annotated[float, typer.Option(min=0, max=1, help="The share of steps in which the rate rises.")] = 0.05,
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches in a step.")] = 1,
-    train: Annotated[Literal["students", "all"], typer.Option(help="What learns.")] = "students",
-    precision: Annotated[Literal["float32", "bf16", "fp16"], typer.Option(help="Of the computation.")] = "float32",
-    dtype: Annotated[str | None, typer.Option(help="Of the saved weights; the original's if not given.")] = None,
-    shard: Annotated[
-        bool, typer.Option(envvar="ACCELERATE_USE_FSDP", help="FSDP2 instead of DDP, in several processes.")
-    ] = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the model.")] = False,
-    validation: Annotated[float, typer.Option(help="The share of texts that is held out.")] = 0.05,
-    looks: Annotated[int, typer.Option(min=1, help="How often the held-out part is looked at.")] = 10,
-    seed: int = 0,
-    text: Annotated[str | None, typer.Option(help="The column of texts.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of labels.")] = None,
-    download: Annotated[bool, typer.Option(help="Allow the download of a dataset.")] = False,
-) -> None:
-    """Convert a pretrained model: a folder with the new one, its card and its curve. Goes on if it was interrupted.
+@with_settings(Conversion)
+def convert(settings: Conversion, out: Annotated[Path, typer.Option(help="Folder of the converted model.")]) -> None:
+    """Convert a pretrained model: a folder with the new one, its card and its curve. An interrupted conversion resumes.
 
     `segue convert MODEL --sites 'model.layers.*.self_attn' --student 'WindowedLinear(window=64)' --data text.txt --steps 1000
     --out DIR`
     """
-    from segue.convert.convert import Conversion
-
-    model, data = (str(Path(each).resolve()) if Path(each).exists() else each for each in (model, data))
-    settings = {name: value for name, value in locals().items() if name in Conversion.__dataclass_fields__}
-    _convert(Conversion(**settings, compile=compiled), out)
+    places = {name: str(Path(name).resolve()) if Path(name).exists() else name for name in (settings.model, settings.data)}
+    _convert(dataclasses.replace(settings, model=places[settings.model], data=places[settings.data]), out)
 
 
 @app.command(name="eval")
+@with_settings(EvalSettings)
 def eval_(
-    folder: Annotated[Path, typer.Argument(help="That `segue convert` wrote.")],
-    base: Annotated[str | None, typer.Option(help="Where the original lies now; by default where it lay.")] = None,
-    data: Annotated[str | None, typer.Option(help="To judge by; by default what the conversion held out of its own.")] = None,
-    validation: Annotated[float | None, typer.Option(help="The share of the data that is judged by, its end.")] = None,
-    contexts: Annotated[str | None, typer.Option(help="Tokens, such as 256,1024,4096: where speed is measured.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=2, help="Of each text; may be more than it was trained on.")] = None,
-    texts: Annotated[int | None, typer.Option(min=1, help="At most so many pieces of text, or examples.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the page goes; by default eval in the folder.")] = None,
+    settings: EvalSettings,
+    out: Annotated[Path | None, typer.Option(help="Folder of the page; by default eval in the converted folder.")] = None,
 ) -> None:
     """Compare a converted model with its original: quality, agreement, speed and memory; a table and one page.
 
     `segue eval DIR --tokens 1024`
     """
-    from segue.convert import evaluate as judge
-    from segue.convert import evaluation_text as judge_words
+    from segue.convert.evaluate import evaluate, rows, sentences
 
-    settings = judge.Judging(
-        folder=folder, base=base, data=data, validation=validation, contexts=judge.sizes(contexts), tokens=tokens, texts=texts
-    )
-    place = out or folder / "eval"
-    results = judge.judge(settings, place, lambda text: console.print(escape(text), soft_wrap=True, highlight=False))
+    place = out or settings.folder / "eval"
+    results = evaluate(settings, place, _say)
     table = Table(Column("", no_wrap=True), "original", "converted", "compared", box=box.SIMPLE_HEAD)
-    for row in judge_words.rows(results):
+    for row in rows(results):
         table.add_row(*map(escape, row))
     console.print(table)
-    for sentence in judge_words.sentences(results):
-        console.print(f"- {escape(sentence)}", soft_wrap=True, highlight=False)
+    for sentence in sentences(results):
+        _say(f"- {sentence}")
     console.print(str(place / "index.html"), soft_wrap=True)
 
 
 @app.command()
 def methods() -> None:
-    """List the methods that can be compared."""
+    """List the methods."""
     from segue.lab import variants
 
     table = Table(title="Methods")
@@ -202,35 +201,33 @@ def methods() -> None:
 
 @app.command()
 def run(
-    method: Annotated[str, typer.Option(help="`segue methods` lists them.")] = "dcr_dfg",
-    scale: Annotated[Literal["demo", "small", "paper", "minilm"], typer.Option(help="How big.")] = "demo",
-    seed: int = 0,
-    share: Annotated[float | None, typer.Option(help="Of the training data, for the replacement.")] = None,
+    method: Annotated[str, typer.Option(help="Replacement method; `segue methods` lists them.")] = "dcr_dfg",
+    preset: Annotated[Literal["demo", "small", "paper", "minilm"], typer.Option(help="Preset of model and data.")] = "demo",
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    data_fraction: Annotated[float | None, typer.Option(help="Fraction of the training data to use.")] = None,
     out: Out = Path("runs/single"),
     options: Options = None,
     settings: Settings = None,
-    tracker: Annotated[list[str] | None, typer.Option(help="tensorboard, wandb, ...: any of Accelerate's.")] = None,
+    tracker: Annotated[list[str] | None, typer.Option(help="Tracker of Accelerate, such as tensorboard or wandb.")] = None,
 ) -> None:
-    """Carry out one run; launched by torchrun or accelerate, it uses every process. Goes on if it was interrupted.
+    """Train one run, in every process of torchrun or accelerate. An interrupted run resumes.
 
-    `segue run --method dcr --scale demo --set recipe.shard=true --set recipe.steps=100`
+    `segue run --method dcr --preset demo --set recipe.shard=true --set recipe.steps=100`
     """
-    from segue.lab import presets as scales
-    from segue.lab import variants
+    from segue.lab import presets, variants
     from segue.lab.config import changed
-    from segue.lab.run import run as carry_out
+    from segue.lab.run import run as train
 
     found = variants.find([method])
     if len(found) > 1:
         raise ConfigError(
-            f"the methods {method!r} were asked for.", "A run has one method.", "`segue grid` carries out many runs."
+            f"{method!r} stands for {len(found)} methods.", "A run has one method.", "`segue grid` trains many runs."
         )
-    variant = found[0]
-    made = getattr(scales, scale)
-    config = _call(made, f"the scale {scale}", _options(options)).run(variant, seed=seed, share=share)
+    chosen = _call(getattr(presets, preset), f"the preset {preset}", _options(options))
+    config = chosen.run(found[0], seed=seed, data_fraction=data_fraction)
     for path, value in _options(settings).items():
         config = changed(config, path, value)
-    result = carry_out(config, out / config.name, keep_model=True, trackers=tuple(tracker or ()))
+    result = train(config, out / config.name, keep_model=True, trackers=tuple(tracker or ()))
     if int(os.environ.get("RANK", 0)) == 0:
         score = result.train_info.score
         console.print(f"students alone: {score} {result.final:.4f} (teacher {result.train_info.teacher[score]:.4f})")
@@ -239,13 +236,15 @@ def run(
 
 @app.command()
 def grid(
-    experiment: Annotated[str, typer.Argument(help="A folder with runs.py, or such a file.")],
-    out: Annotated[Path | None, typer.Option(help="Where the results go; by default runs/<experiment>.")] = None,
+    experiment: Annotated[str, typer.Argument(help="Folder with a runs.py, or such a file.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; by default runs/<experiment>.")] = None,
     workers: Workers = 1,
-    engine: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local",
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Place of the runs: this machine, or a Ray cluster.")
+    ] = "local",
     options: Options = None,
 ) -> None:
-    """Carry out the runs of an experiment: what is finished is skipped, what was interrupted goes on."""
+    """Train the runs of an experiment: finished ones are skipped, interrupted ones resume."""
     from segue.lab.grid import Experiment
 
     place = _experiment(experiment)
@@ -255,18 +254,16 @@ def grid(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Of one run, of a grid, or of a conversion.")],
-    workers: Annotated[int | None, typer.Option(min=1, help="As before, if not given.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, a grid or a conversion.")],
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of runs at the same time; by default as before.")] = None,
 ) -> None:
-    """Go on with an interrupted run, grid or conversion."""
+    """Resume an interrupted run, grid or conversion."""
     from segue.lab.config import from_dict
     from segue.lab.grid import Experiment
-    from segue.lab.run import run as carry_out
+    from segue.lab.run import run as train
 
     if (settings := folder / "training" / "settings.json").exists():
-        from segue.convert.convert import Conversion
-
-        _convert(Conversion(**json.loads(settings.read_text(encoding="utf-8"))), folder)
+        _convert(Conversion.from_dict(json.loads(settings.read_text(encoding="utf-8"))), folder)
         return
     if (folder / "grid.json").exists():
         known = json.loads((folder / "grid.json").read_text(encoding="utf-8"))
@@ -274,53 +271,52 @@ def resume(
         raise typer.Exit(_grid(experiment, folder, workers or known["workers"], known["engine"]))
     if (folder / "config.json").exists():
         config = from_dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"])
-        result = carry_out(config, folder)
+        result = train(config, folder)
         console.print(f"students alone: {result.train_info.score} {result.final:.4f}")
         return
     raise ConfigError(
-        f"the run or grid in {folder} was to go on.",
-        f"No config.json or grid.json lies there. {_neighbours(folder)}",
+        f"{folder} is not a run, a grid or a conversion.",
+        f"It has no config.json, grid.json or training/settings.json. {_neighbours(folder)}",
         "give the folder that `segue run`, `segue grid` or `segue convert` wrote to.",
     )
 
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="With finished runs in it.")],
-    title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder with finished runs.")],
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Make figures, tables and one HTML page from saved runs."""
-    from segue.cli import results as terminal
+    from segue.cli.demo import show_summary
     from segue.lab.report.page import build
     from segue.lab.report.summary import summarize
     from segue.reporting import records as results
 
     if not folder.is_dir():
-        raise ConfigError(f"a report on {folder} was asked for.", _neighbours(folder), "give the folder of a grid.")
+        raise ConfigError(f"{folder} is not a folder.", _neighbours(folder), "give the folder of a grid.")
     page = build(folder, title=title)
-    terminal.show(summarize(results.read_all(folder)), console)
+    show_summary(summarize(results.read_all(folder)), console)
     console.print(f"\n{page}", soft_wrap=True)
 
 
 def _convert(settings: Any, out: Path) -> None:
     from segue.convert.convert import convert
 
-    def say(text: str) -> None:
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)  # the progress line comes again below
-        console.print(escape(text), soft_wrap=True, highlight=False)
-
-    convert(settings, out, say)
+    convert(settings, out, _say)
     if int(os.environ.get("RANK", 0)) == 0:
         console.print(f"In Python: segue.from_pretrained({str(out)!r})\nNext: segue eval {out}", soft_wrap=True)
 
 
+def _say(text: str) -> None:
+    console.print(escape(text), soft_wrap=True, highlight=False)
+
+
 def _grid(experiment: Any, folder: Path, workers: int, engine: str) -> int:
-    """Carry out a grid, say what failed, and return the exit code."""
+    """Train a grid, print what failed, and return the exit code."""
     from segue.lab.grid import run_grid
     from segue.reporting.records import write_json
 
-    experiment.runs()  # every mistake in it shows before anything is written
+    experiment.runs()  # raises its errors before anything is written
     known = {"place": experiment.place, "options": experiment.options, "workers": workers, "engine": engine}
     write_json(known, folder / "grid.json")
     failed = [outcome for outcome in run_grid(experiment, folder, workers=workers, engine=engine) if not outcome.ok]
@@ -340,17 +336,17 @@ def _experiment(name: str) -> Path:
             return path
     known = [str(path.parent) for path in sorted(Path("experiments").glob("*/runs.py"))]
     raise ConfigError(
-        f"the experiment {name!r} was asked for.", nearest(name, known), "an experiment is a folder with a runs.py in it."
+        f"there is no experiment {name!r}.", nearest(name, known), "an experiment is a folder with a runs.py in it."
     )
 
 
 def _options(pairs: list[str] | None) -> dict[str, Any]:
-    """Read name=value pairs; a value is JSON where it can be, and text otherwise."""
+    """Parse name=value pairs; a value is JSON where it can be, and text otherwise."""
     options: dict[str, Any] = {}
     for pair in pairs or []:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise ConfigError(f"the option {pair!r} was given.", "It is not of the form name=value.", "for example seeds=5.")
+            raise ConfigError(f"{pair!r} is not an option.", "It is not of the form name=value.", "give for example seeds=5.")
         try:
             options[name] = json.loads(text)
         except ValueError:
@@ -359,16 +355,16 @@ def _options(pairs: list[str] | None) -> dict[str, Any]:
 
 
 def _call(function: Any, what: str, options: dict[str, Any]) -> Any:
-    """Call a function with options, and say which it has if one is wrong or missing."""
-    import inspect
-
+    """Call a function with options; an unknown or missing option is an error that names those it has."""
     parameters = inspect.signature(function).parameters
     for name in options:
         if name not in parameters:
-            raise ConfigError(f"the option {name!r} was given to {what}.", nearest(name, list(parameters)), "see its help.")
+            raise ConfigError(
+                f"{what} has no option {name!r}.", nearest(name, list(parameters)), f"it has {', '.join(parameters)}."
+            )
     missing = [name for name, p in parameters.items() if p.default is p.empty and name not in options]
     if missing:
-        raise ConfigError(f"{what} was asked for.", f"It needs the option {missing[0]!r}.", f"give --option {missing[0]}=PATH.")
+        raise ConfigError(f"{what} is incomplete.", f"It needs the option {missing[0]!r}.", f"give --option {missing[0]}=PATH.")
     return function(**options)
 
 

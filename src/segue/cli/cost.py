@@ -1,4 +1,4 @@
-"""`segue cost`: what plans cost on a model, as a table in the terminal."""
+"""`segue cost`: the cost of plans on a model, as a table in the terminal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from segue.core.blending import tensors
 from segue.diagnostics.costs import HEADINGS, Cost, cost
 from segue.errors import ConfigError, SegueError
 from segue.lab import variants
-from segue.lab.model_names import build, example, kinds
+from segue.lab.models import build, example, kinds
 from segue.plan import Plan
 from segue.reporting.formatting import flops, memory
 
-LARGE = 10**9  # a model of more parameters is counted without memory for them
+LARGE = 10**9  # a model with more parameters is counted without memory for them
 
 
 def show(
@@ -34,11 +34,11 @@ def show(
     steps: int,
     picture: Path | None = None,
 ) -> None:
-    """Count and print: one plan phase by phase, several side by side."""
+    """Count and print: one plan phase by phase, several in one table."""
     outline = build(name)
     plans = _plans(plan, sites, outline, name)
     if picture is not None and len(plans) > 1:
-        raise ConfigError(f"a picture of {len(plans)} plans was asked for.", "It shows one.", "name one method.")
+        raise ConfigError("a picture shows one plan.", f"{plan!r} stands for {len(plans)}.", "name one method.")
     large = sum(parameter.numel() for parameter in outline.parameters()) > LARGE
     model = outline if large else build(name, "cpu")
     inputs = example(model, batch, tokens)
@@ -49,7 +49,7 @@ def show(
     title = f"{escape(name)}, {batch} examples a step, {steps:,} steps"
     console.print(_by_phase(found[next(iter(found))], title) if len(found) == 1 else _side_by_side(found, title))
     if len(found) == 1:
-        for sentence in found[next(iter(found))].sentences:
+        for sentence in found[next(iter(found))].notes:
             console.print(escape(sentence), soft_wrap=True)
     if large:
         console.print("Counted without weights in memory: bytes are those of plain attention, fused kernels keep fewer.")
@@ -65,34 +65,38 @@ def _counted(name: str, model: nn.Module, plan: Plan, inputs: Any, steps: int) -
     except (TypeError, ValueError, RuntimeError) as error:
         shapes = [tuple(x.shape) for x in tensors(inputs)]
         raise ConfigError(
-            f"{name} was to be called with zeros of the shapes {shapes}.",
-            f"It raised {type(error).__name__}: {str(error).splitlines()[0]}",
+            f"{name} cannot be called with zeros of the shapes {shapes}.",
+            f"It raises {type(error).__name__}: {str(error).splitlines()[0]}",
             "give it a batch of your own in Python: segue.cost(model, plan, batch).",
         ) from error
 
 
 def _plans(plan: str, sites: str | None, outline: nn.Module, name: str) -> dict[str, Plan]:
-    """Read what one types as plans: a file, a method, or several."""
+    """Return the plans of a file, of a method, or of several methods."""
     path = Path(plan)
     if path.suffix == ".json":
         if not path.is_file():
-            raise ConfigError(f"the plan {plan} was to be read.", "There is no such file.", "json.dump(plan.to_dict(), file).")
+            raise ConfigError(
+                f"the plan {plan} cannot be read.", "There is no such file.", "write it with json.dump(plan.to_dict(), file)."
+            )
         try:
             saved = Plan.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError, AttributeError) as error:
             if isinstance(error, SegueError):
                 raise
             raise ConfigError(
-                f"the plan {plan} was to be read.", f"It is no plan: {error}", "write it with json.dump(plan.to_dict(), file)."
+                f"the plan {plan} cannot be read.",
+                f"It is not a plan: {error}",
+                "write it with json.dump(plan.to_dict(), file).",
             ) from None
         return {path.stem: saved if sites is None else replace(saved, sites=sites)}
     found = variants.find([plan])
     if sites is None:
         patterns = ", ".join(repr(kind.pattern) for kind in kinds(outline) if "*" in kind.pattern)
         raise ConfigError(
-            f"the cost of {plan!r} on {name} was asked for.",
-            "Nothing says which modules are replaced.",
-            f"give --sites PATTERN; what repeats in this model: {patterns}.",
+            f"the method {plan!r} needs sites.",
+            f"Patterns of repeated modules of {name}: {patterns}.",
+            "give --sites PATTERN.",
         )
     return {variant.label: variant.plan(sites=sites) for variant in found}
 
@@ -110,21 +114,21 @@ def _side_by_side(found: dict[str, Cost], title: str) -> Table:
         "operations per step",
         "/ student-only",
         "/ full teacher",
-        "dearest phase",
+        "most expensive phase",
         "bytes kept",
         "parameters",
     )
-    table = Table(*headings, title=f"{title}; means over the whole run")
+    table = Table(*headings, title=f"{title}; means over the complete run")
     for label, one in found.items():
-        whole = one.whole
-        dearest = max(one.phases, key=lambda phase: phase.flops)
+        total = one.whole
+        highest = max(one.phases, key=lambda phase: phase.flops)
         table.add_row(
             escape(label),
-            flops(whole.flops),
+            flops(total.flops),
             f"{one.to_student_only:.3f}",
             f"{one.to_distillation:.3f}",
-            f"{dearest.name}: {dearest.flops / one.student_only.flops:.3f}",
-            memory(whole.saved_bytes),
-            f"{whole.parameters:,}",
+            f"{highest.name}: {highest.flops / one.student_only.flops:.3f}",
+            memory(total.saved_bytes),
+            f"{total.parameters:,}",
         )
     return table

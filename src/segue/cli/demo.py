@@ -1,7 +1,7 @@
 """The demo: the paper's seven methods on embedded digits, in minutes.
 
 Command: segue demo (or `make demo`); about three minutes on two cores, two runs at a time, one seed.
-Expected: the plain swap drops the accuracy to chance, every method recovers most of it, and one seed decides nothing.
+Expected: without training the accuracy drops to chance, every method recovers most of it, and one seed proves nothing.
 """
 
 from __future__ import annotations
@@ -10,27 +10,32 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from segue.cli import results as terminal
-from segue.lab import presets as scales
-from segue.lab import variants
+from segue.lab import presets, variants
 from segue.lab.config import Run
 from segue.lab.grid import Experiment, run_grid
+from segue.lab.report.findings import overview
 from segue.lab.report.page import build
-from segue.lab.report.summary import summarize
+from segue.lab.report.summary import Summary, summarize
+from segue.lab.report.tables import columns
 from segue.reporting import records as results
 from segue.reporting.formatting import duration
 
+SHOWN = ("final", "area", "epochs_1", "step_flops")  # columns in the terminal; the report has all
+
 
 def runs(seeds: int = 1, steps: int = 320, teacher_steps: int = 500, depth: int = 6) -> list[Run]:
-    """Return the paper's methods at the demo's scale."""
-    scale = scales.demo(steps=steps, teacher_steps=teacher_steps, depth=depth)
-    return [scale.run(variant, seed=seed) for seed in range(seeds) for variant in variants.PAPER]
+    """Return the runs of the paper's methods with the demo's preset."""
+    preset = presets.demo(steps=steps, teacher_steps=teacher_steps, depth=depth)
+    return [preset.run(variant, seed=seed) for seed in range(seeds) for variant in variants.PAPER]
 
 
 def show(out: Path, console: Console, *, options: dict[str, Any], workers: int) -> int:
-    """Carry out the demo, print its table and where the report lies; return the exit code."""
+    """Train the demo, print its table and the path of the report, and return the exit code."""
     begun = time.monotonic()
     failed = [outcome for outcome in run_grid(Experiment(__name__, options), out, workers=workers) if not outcome.ok]
     for outcome in failed:
@@ -39,13 +44,35 @@ def show(out: Path, console: Console, *, options: dict[str, Any], workers: int) 
         return 1
     page = build(out, title="Segue's demo")
     found = results.read_all(out)
-    terminal.show(summarize(found), console)
-    console.print(f"- Swapped without training, the students' {found[0].train_info.score} is {_swapped(found):.3f}.")
+    show_summary(summarize(found), console)
+    console.print(f"- Replaced without training, the students' {found[0].train_info.score} is {_swapped(found):.3f}.")
     console.print(f"\n{duration(time.monotonic() - begun)} in all. The report, with figures:\n{page}", soft_wrap=True)
     return 0
 
 
 def _swapped(found: list[results.Result]) -> float:
-    """Return the mean score right after the plain swap."""
+    """Return the mean score right after replacement, before training."""
     swaps = [result.train_info.points[0].students[result.train_info.score] for result in found]
     return sum(swaps) / len(swaps)
+
+
+def show_summary(summary: Summary, console: Console) -> None:
+    """Print a table for every group, then the findings."""
+    for group in summary.groups:
+        setting = "" if group.name == "all" else f"{group.name}: "
+        title = f"{setting}students alone; teacher {summary.score_format.value(group.teacher)}"
+        table = Table(title=escape(title), box=box.SIMPLE_HEAD)
+        chosen = [column for column in columns(group, summary.score_format) if column.key in SHOWN]
+        table.add_column("Method", no_wrap=True)
+        for column in chosen:
+            table.add_column(column.heading, justify="right")
+        for method in group.methods:
+            table.add_row(escape(method.label), *(escape(_unbroken(column.cell(method).text)) for column in chosen))
+        console.print(table)
+    for finding in overview(summary):
+        console.print(f"- {escape(finding)}", soft_wrap=True)
+
+
+def _unbroken(text: str) -> str:
+    """Keep a number, its interval and its unit on one line."""
+    return text.replace(" ", "\u00a0")

@@ -1,4 +1,4 @@
-"""The `segue` command: where it begins, and how it ends."""
+"""The entry point of the `segue` command, and its exit codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segue.errors import SegueError
 
 
 def main() -> None:
-    """Run the command; a mistake gets its three lines and exit code 1, Ctrl-C gets 130."""
+    """Run the command; an error prints its three lines and exits with 1, Ctrl-C with 130."""
     try:
         from segue.cli import commands
     except ImportError as error:

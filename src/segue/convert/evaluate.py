@@ -1,169 +1,130 @@
-"""judge(): compare a converted model with its original on text or images that neither was trained on here."""
+"""evaluate(): compare a converted model with its original on held-out data, and describe the results as a table and as text."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from segue.convert import compare_causal as judge_causal
-from segue.convert import compare_others as judge_others
-from segue.convert import evaluation_page as judge_page
-from segue.convert import pretrained
-from segue.convert.base import Base, open_base
-from segue.convert.convert import Conversion
-from segue.convert.data import Data, Reading, load
+from segue.convert import compare, evaluation_page, pretrained
+from segue.convert.data import Data, load, require_positions
+from segue.convert.pretrained import Base, open_base
+from segue.convert.settings import Conversion, EvalSettings
 from segue.errors import CheckpointError, ConfigError, DataError
+from segue.reporting.formatting import counted, duration, interval, memory, percent_interval, significant
 from segue.reporting.palette import require_matplotlib
 from segue.reporting.records import meta_info_of, write_json
 from segue.training.batches import mapped
 
-FORMAT = 1
+FORMAT = 2
 SEED = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judging:
-    """Everything that a comparison depends on; what is not given is taken from the conversion."""
+class Row(NamedTuple):
+    """One quantity of both models."""
 
-    folder: Path
-    base: str | None = None
-    data: str | None = None
-    validation: float | None = None  # the share of the data that is held out, and judged by
-    contexts: tuple[int, ...] | None = None  # at which speed and memory are measured
-    tokens: int | None = None  # of each piece of text
-    texts: int | None = None  # at most
+    what: str
+    original: str
+    converted: str
+    compared: str = ""
 
 
-def judge(settings: Judging, out: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
+def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Compare the two models, write results.json, the figures and index.html, and return the results."""
     require_matplotlib()
     begun, started = datetime.now(timezone.utc), time.monotonic()
     record = pretrained.read_record(settings.folder)
     base = _original(settings, record)
     converted = pretrained.from_pretrained(settings.folder, dtype=torch.float32)
-    reading = _reading(settings, record, base)
-    data = load(base, reading)
+    trained = Conversion.from_dict(record["conversion"])
+    conversion = _adapted(trained, settings, base)
+    data = load(base, conversion)
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    batches = [mapped(lambda x: x.to(device), batch) for batch in _examples(base, data, settings, reading)]
+    batches = [mapped(lambda x: x.to(device), batch) for batch in examples(base, data, settings, conversion)]
     models: dict[str, nn.Module] = {"original": base.model.to(device).eval(), "converted": converted.to(device)}
-    say(f"{settings.folder} beside {base.name}, judged by {data.held_size} of {reading.data}")
+    say(f"comparing {settings.folder} with {base.name} on {data.held_out_size} of {conversion.data}")
     torch.manual_seed(SEED)
     if base.kind == "causal":
         ids = torch.cat([batch["input_ids"] for batch in batches])
-        measured = judge_causal.measure(models, ids, settings.contexts, base.positions)
+        measured = compare.compare_causal(models, ids, settings.contexts, base.positions)
     else:
-        measured = judge_others.measure(models, base, data.task, batches, settings.contexts)
+        measured = compare.compare_others(models, base, data.task, batches, settings.contexts)
     results = {
         "format": FORMAT,
         "folder": str(settings.folder),
         "kind": base.kind,
         "images": base.reads_images,
         "base": {"name": base.name, "hash": base.hash},
-        "replaced": {
-            "sites": record["segue"]["plan"]["sites"],
-            "student": record["conversion"]["student"],
-            "steps": record["budget"]["steps"],
-        },
+        "replaced": {"sites": record["segue"]["plan"]["sites"], "student": trained.student, "steps": record["budget"]["steps"]},
         "data": {
-            "name": reading.data,
+            "name": conversion.data,
             "held_out_by_the_conversion": settings.data is None and settings.validation is None,
-            "tokens": settings.tokens or reading.tokens,
-            "trained_tokens": record["conversion"]["tokens"],
+            "tokens": settings.tokens or conversion.tokens,
+            "trained_tokens": trained.tokens,
         },
         "parameters": {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()},
         "device": str(device),
         "seed": SEED,
-        "timed_steps": judge_causal.STEPS,
+        "timed_steps": compare.STEPS,
         **measured,
         "meta": meta_info_of(begun, 1) | {"seconds": time.monotonic() - started},
     }
-    judge_page.write(results, out)
+    evaluation_page.write(results, rows(results), sentences(results), out)
     write_json(results, out / "results.json")
     return results
 
 
-def sizes(text: str | None) -> tuple[int, ...] | None:
-    """Read numbers as one types them.
-
-    >>> sizes("256,1024")
-    (256, 1024)
-    """
-    if text is None:
-        return None
-    found = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in found):
-        raise ConfigError(
-            f"the contexts {text!r} were asked for.", "They are not numbers of tokens.", "for example 256,1024,4096."
-        )
-    return tuple(sorted({int(part) for part in found}))
-
-
-def _original(settings: Judging, record: Mapping[str, Any]) -> Base:
-    """Load the original, and make sure that it is the one that was converted."""
-    asked = f"{settings.folder} was to be compared with its original."
+def _original(settings: EvalSettings, record: Mapping[str, Any]) -> Base:
+    """Load the original, and require that its weights are those that were converted."""
+    fault, hint = f"{settings.folder} cannot be compared with its original.", "give the place of the original with --base."
     if "conversion" not in record:
-        raise CheckpointError(
-            asked, f"Its {pretrained.RECORD} was not written by `segue convert`.", "give a folder that it wrote."
-        )
+        raise CheckpointError(fault, f"Its {pretrained.RECORD} is not by `segue convert`.", "give a folder that it wrote.")
     name = settings.base or record["base"]["name"]
     try:
         base = open_base(name)
     except ConfigError as error:
-        raise ConfigError(asked, f"{name}: {error.args[1]}", "say with --base where the original lies.") from error
+        raise ConfigError(fault, f"{name}: {error.args[1]}", hint) from error
     if base.hash != record["base"]["hash"]:
-        found = f"The weights of {name} are others: sha256 {base.hash[:16]}…, not {record['base']['hash'][:16]}…"
-        raise CheckpointError(asked, found, "say with --base where the original lies.")
+        found = f"The weights of {name} are different: sha256 {base.hash[:16]}…, not {record['base']['hash'][:16]}…"
+        raise CheckpointError(fault, found, hint)
     return base
 
 
-def _reading(settings: Judging, record: Mapping[str, Any], base: Base) -> Reading:
-    """Read as the conversion did, so that what it held out is what is judged by."""
-    recorded = Conversion(**record["conversion"]).reading()
-    longest = base.positions
-    if settings.tokens is not None and longest is not None and settings.tokens > longest:
-        raise ConfigError(
-            f"texts of {settings.tokens} tokens were asked for.",
-            f"{base.name} reads {longest} at most.",
-            "give fewer --tokens.",
-        )
+def _adapted(conversion: Conversion, settings: EvalSettings, base: Base) -> Conversion:
+    """Read data as the conversion did, so that the same part is held out, except where the settings say otherwise."""
+    require_positions(base, settings.tokens or 0)
     changed: dict[str, Any] = {"data": settings.data, "validation": settings.validation}
-    if base.kind not in ("causal", "masked"):  # packed texts are cut anew below: another length would hold out another part
+    if base.kind not in ("causal", "masked"):  # packed texts are cut again later: another length would hold out another part
         changed["tokens"] = settings.tokens
-    return dataclasses.replace(recorded, **{name: value for name, value in changed.items() if value is not None})
+    return dataclasses.replace(conversion, **{name: value for name, value in changed.items() if value is not None})
 
 
-def _examples(base: Base, data: Data, settings: Judging, reading: Reading) -> Iterator[dict[str, Tensor]]:
-    """Return batches of what is judged by, packed texts in pieces of the length that was asked for."""
-    if base.kind not in ("causal", "masked"):
-        yield from _at_most(data.held, settings.texts)
-        return
-    pieces = _cut_anew(data, settings, reading)
-    for begin in range(0, len(pieces["input_ids"]), reading.batch):
-        yield {name: x[begin : begin + reading.batch] for name, x in pieces.items()}
+def examples(base: Base, data: Data, settings: EvalSettings, conversion: Conversion) -> Iterator[dict[str, Tensor]]:
+    """Return batches of the held-out data: at most so many examples, packed texts in pieces of the requested length."""
+    batches: Any = data.held_out
+    if base.kind in ("causal", "masked"):
+        pieces = _recut(data, settings.tokens or conversion.tokens, conversion.data)
+        count = len(pieces["input_ids"])
+        batches = ({name: x[i : i + conversion.batch] for name, x in pieces.items()} for i in range(0, count, conversion.batch))
+    yield from _at_most(batches, settings.texts)
 
 
-def _cut_anew(data: Data, settings: Judging, reading: Reading) -> dict[str, Tensor]:
-    """Cut the held-out text into pieces of another length: no token of it was trained on."""
-    batches = list(data.held)
+def _recut(data: Data, length: int, source: str) -> dict[str, Tensor]:
+    """Cut the held-out text into pieces of another length: none of its tokens is trained on."""
+    batches = list(data.held_out)
     streams = {name: torch.cat([batch[name].flatten() for batch in batches]) for name in batches[0]}
-    length = settings.tokens or reading.tokens
-    count = min(len(stream) // length for stream in streams.values())
-    if count < 1:
-        raise DataError(
-            f"pieces of {length} tokens were asked for.",
-            f"{data.held_size.capitalize()} of {reading.data} were held out.",
-            "give fewer --tokens, or other --data.",
-        )
-    pieces = {name: stream[: count * length].reshape(count, length) for name, stream in streams.items()}
-    return {name: x[: settings.texts] for name, x in pieces.items()}
+    available = min(map(len, streams.values()))
+    if available < length:
+        found, hint = f"Held out are {data.held_out_size} of {source}.", "give fewer --tokens, or other --data."
+        raise DataError(f"tokens must be at most {available}, got {length}.", found, hint)
+    count = available // length
+    return {name: stream[: count * length].reshape(count, length) for name, stream in streams.items()}
 
 
 def _at_most(batches: Any, most: int | None) -> Iterator[dict[str, Tensor]]:
@@ -174,3 +135,78 @@ def _at_most(batches: Any, most: int | None) -> Iterator[dict[str, Tensor]]:
         part = {name: x[:left] for name, x in batch.items()}
         yield part
         left = None if left is None else left - len(next(iter(part.values())))
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """Return the table of a comparison, quality first."""
+    if results["kind"] == "encoder":
+        quality = [Row("cosine of the two embeddings", "", "", interval(results["cosine"]))]
+        if results["same_neighbour"] is not None:
+            quality.append(Row("same nearest neighbour", "", "", percent_interval(results["same_neighbour"])))
+    else:
+        quality = _choices(results)
+    return [*quality, *_speed(results), _pair("parameters", results["parameters"], lambda count: f"{count:,}")]
+
+
+def sentences(results: dict[str, Any]) -> list[str]:
+    """Say what the numbers are based on."""
+    data, counts, meta = results["data"], results["examples"], results["meta"]
+    source = "may contain data that the conversion was trained on"
+    if data["held_out_by_the_conversion"]:
+        source = "the conversion held out"
+    found = [
+        f"One conversion with one seed: {counted(len(results['replaced']['sites']), 'site')} replaced by "
+        f"{results['replaced']['student']}, {results['replaced']['steps']:,} steps.",
+        f"Evaluated on {counts['count']:,} {counts['what']} of {data['name']}, which {source}. "
+        "The intervals treat them as independent. Other data gives other numbers.",
+        f"Both models compute in float32 on {results['device']} with {counted(meta['hardware']['threads'], 'thread')}; the "
+        f"comparison took {duration(meta['seconds'])}. Times depend on the machine and on its load.",
+    ]
+    if results["contexts_omitted"]:
+        omitted = ", ".join(f"{context:,}" for context in results["contexts_omitted"])
+        found.append(f"Omitted, because the original has too few positions: {omitted} tokens.")
+    return found
+
+
+def _choices(results: dict[str, Any]) -> list[Row]:
+    found = []
+    if results["kind"] in ("causal", "masked"):
+        ratio = interval(results["perplexity_ratio"], lambda value: f"{value:.3f}", " times")
+        original, converted = (interval(results["perplexity"][name]) for name in ("original", "converted"))
+        found.append(Row("perplexity", original, converted, ratio))
+    name = {"causal": "next token correct", "masked": "hidden token correct"}.get(results["kind"], "accuracy")
+    found += [
+        Row(name, *(percent_interval(results["accuracy"][model]) for model in ("original", "converted"))),
+        Row("same first choice", "", "", percent_interval(results["same_first_choice"])),
+        Row("KL divergence, nats", "", "", interval(results["kl"])),
+    ]
+    if results["kind"] == "causal":
+        greedy, same = results["greedy"], results["greedy"]["cache_agreement"]
+        prefix = f"{interval(greedy['equal_prefix_tokens'])} of {greedy['new_tokens']} tokens"
+        found += [
+            Row("greedy, equal prefix", "", "", prefix),
+            Row("greedy tokens equal", "", "", percent_interval(greedy["equal_tokens"])),
+            Row("equal with and without cache", "", f"{round(same['mean'] * same['n'])} of {counted(same['n'], 'prompt')}"),
+        ]
+    return found
+
+
+def _speed(results: dict[str, Any]) -> list[Row]:
+    causal, measured = results["kind"] == "causal", results["speed"]
+    unit = "images" if results["images"] else "tokens"
+    found = []
+    for context in sorted({row["context"] for row in measured}):
+        rates = {row["model"]: row["tokens_per_second"] for row in measured if row["context"] == context}
+        what = f"tokens/s at {context:,}" if causal else f"{unit}/s, {context:,} at once"
+        found.append(_pair(what, rates, lambda rate: f"{rate:,.0f}"))
+    for key, name in (("cache_bytes", "cache"), ("peak_bytes", "peak memory")) if causal else ():
+        longest = max(row["context"] for row in measured)
+        sizes = {row["model"]: row[key] for row in measured if row["context"] == longest}
+        found.append(_pair(f"{name} at {longest:,}", sizes, memory))
+    return found
+
+
+def _pair(what: str, values: dict[str, Any], write: Callable[[Any], str]) -> Row:
+    original, converted = values["original"], values["converted"]
+    times = "equal" if original == converted else f"{significant(converted / original)} times"
+    return Row(what, write(original), write(converted), times)

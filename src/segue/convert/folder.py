@@ -1,4 +1,4 @@
-"""The folder of a converted model: weights, tokenizer, record, card and curve, all of it or nothing."""
+"""The folder of a converted model: weights, tokenizer, record, model card and curve, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -10,83 +10,90 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from segue.checkpoint.folders import hash_file
-from segue.convert import card, curve, pretrained, speed
-from segue.convert.base import Base
+from segue.convert import pretrained, speed
 from segue.convert.data import Data
+from segue.convert.pretrained import Base
+from segue.convert.settings import Conversion
+from segue.convert.tasks import Task
 from segue.core.tensor_files import full
 from segue.plan import Plan
+from segue.reporting.formatting import duration, memory, significant
 from segue.reporting.records import write_json
 from segue.schedules import alpha_at
 from segue.training.distributed import Processes
 from segue.training.evaluation import Evaluator
 from segue.training.fit import Fit
 
-if TYPE_CHECKING:
-    from segue.convert.convert import Conversion
-
-CONTEXTS = (128, 512, 1024)  # at which the card tells the speed
+CONTEXTS = (128, 512, 1024)  # at which the card reports the speed
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a finished conversion has to tell."""
+class Finished:
+    """What is known about a finished conversion."""
 
     settings: Conversion
     base: Base
     data: Data
     plan: Plan
-    original: dict[str, float]  # scores before
+    original: dict[str, float]  # scores of the original
     trained: Fit
 
 
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """Gather the weights of a model that may be sharded; what has two names stays one tensor."""
+def evaluated(model: nn.Module, data: Data) -> dict[str, float]:
+    """Return the scores of a model on the held-out data, computed by this process alone."""
+    device = next(model.parameters()).device
+    return Evaluator(data.held_out, data.task.scores, Processes(device), torch.no_grad)(model)
+
+
+def full_state(model: nn.Module) -> dict[str, Tensor]:
+    """Gather the weights of a model that may be sharded; a weight with two names stays one tensor."""
     gathered: dict[int, Tensor] = {}
     state = model.state_dict(keep_vars=True)
     for value in state.values():
         if id(value) not in gathered:
-            gathered[id(value)] = _alone(full(value).detach().cpu())
+            gathered[id(value)] = _unshared(full(value).detach().cpu())
     return {name: gathered[id(value)] for name, value in state.items()}
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """Return a tensor that shares its memory with nothing else: shards are gathered into more than they fill."""
+def _unshared(tensor: Tensor) -> Tensor:
+    """Copy a tensor that fills only a part of its memory, as gathered shards do."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def write(out: Path, told: Told, state: dict[str, Tensor], dtype: torch.dtype, say: Callable[[str], None]) -> dict[str, Any]:
-    """Write everything beside its place, load it again, judge what was loaded, and move it there; return the record."""
+def write(
+    out: Path, finished: Finished, state: dict[str, Tensor], dtype: torch.dtype, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write everything to a draft, load and evaluate that, then move it to its place; return the record."""
     draft = out / ".unfinished"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    _write_model(draft, told.base, state, dtype)
-    record = _record(told, draft, dtype)
+    _write_model(draft, finished.base, state, dtype)
+    record = _record(finished, draft, dtype)
     write_json(record, draft / pretrained.RECORD)
     converted = pretrained.from_pretrained(draft)
-    scores = Evaluator(told.data.held, told.data.task.scores, Processes(torch.device("cpu")), torch.no_grad)(converted)
-    task = told.data.task
-    record["quality"] = {"name": task.quality, "original": told.original, "converted": scores}
-    say(f"as saved: {task.quality} {task.of(scores):.4g}{task.unit}, original {task.of(told.original):.4g}{task.unit}")
-    record["speed"] = _speed(told, {"original": told.base.again().to(dtype), "converted": converted})
-    write_json({"original": told.original, "points": told.trained.history}, draft / "curve.json")
-    curve.draw(draft / "curve.png", task, task.of(told.original), told.trained.history, _alphas(told))
-    (draft / "README.md").write_text(card.text(record, told.data), encoding="utf-8")
+    scores, task = evaluated(converted, finished.data), finished.data.task
+    record["quality"] = {"name": task.quality, "original": finished.original, "converted": scores}
+    say(f"as saved: {task.quality} {task.of(scores):.4g}{task.unit}, original {task.of(finished.original):.4g}{task.unit}")
+    record["speed"] = _speed(finished, {"original": finished.base.reload().to(dtype), "converted": converted})
+    write_json({"original": finished.original, "points": finished.trained.history}, draft / "curve.json")
+    draw_curve(draft / "curve.png", task, task.of(finished.original), finished.trained.history, _alphas(finished))
+    (draft / "README.md").write_text(card(record, finished.data), encoding="utf-8")
     write_json(record, draft / pretrained.RECORD)
     names = sorted((path.name for path in draft.iterdir()), key=lambda name: name == pretrained.RECORD)
-    for name in names:  # the record last: a folder that has it is whole
+    for name in names:  # the record last: a folder that has it is complete
         os.replace(draft / name, out / name)
     draft.rmdir()
     return record
 
 
 def _write_model(draft: Path, base: Base, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-    """Write weights and settings; not by save_pretrained, which gives weights the names of older checkpoints."""
+    """Write weights and configuration; not by save_pretrained, which gives weights the names of older checkpoints."""
     from huggingface_hub import save_torch_state_dict
 
     model: Any = base.model
@@ -97,21 +104,22 @@ def _write_model(draft: Path, base: Base, state: dict[str, Tensor], dtype: torch
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     config.architectures = base.config["architectures"]
-    if hasattr(config, "quantization_config"):  # of a GGUF file, whose weights are whole now
+    if hasattr(config, "quantization_config"):  # of a GGUF file, whose weights are float32 now
         del config.quantization_config
     config.save_pretrained(draft)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(draft)
-    base.save_reader(draft)
+    base.save_processor(draft)
 
 
-def _record(told: Told, draft: Path, dtype: torch.dtype) -> dict[str, Any]:
+def _record(finished: Finished, draft: Path, dtype: torch.dtype) -> dict[str, Any]:
     import transformers
 
     import segue
 
-    base, settings = told.base, told.settings
+    base, settings = finished.base, finished.settings
     weights = [*sorted(path.name for path in draft.glob("*.safetensors")), "config.json"]
+    examples = finished.trained.total_steps * settings.batch * settings.accumulate
     tokens = settings.tokens if base.kind in ("causal", "masked") else None
     return {
         "format": pretrained.FORMAT,
@@ -131,26 +139,28 @@ def _record(told: Told, draft: Path, dtype: torch.dtype) -> dict[str, Any]:
         },
         "conversion": dataclasses.asdict(settings),
         "budget": {
-            "steps": told.trained.total_steps,
-            "examples": told.trained.total_steps * settings.batch * settings.accumulate,
-            "tokens": tokens and told.trained.total_steps * settings.batch * settings.accumulate * tokens,
-            "seconds": told.trained.seconds,
+            "steps": finished.trained.total_steps,
+            "examples": examples,
+            "tokens": tokens and examples * tokens,
+            "seconds": finished.trained.seconds,
         },
     }
 
 
-def _alphas(told: Told) -> list[float]:
-    """Return the teacher's mean share at every step."""
-    assert told.trained.handover is not None
-    sites, total = told.trained.handover.sites, told.trained.total_steps
-    return [sum(alpha_at(told.plan.schedule, step / total, site) for site in sites) / len(sites) for step in range(total + 1)]
+def _alphas(finished: Finished) -> list[float]:
+    """Return the mean alpha of every step."""
+    assert finished.trained.handover is not None
+    sites, total = finished.trained.handover.sites, finished.trained.total_steps
+    return [
+        sum(alpha_at(finished.plan.schedule, step / total, site) for site in sites) / len(sites) for step in range(total + 1)
+    ]
 
 
-def _speed(told: Told, models: dict[str, Any]) -> dict[str, Any]:
-    """Measure both models at what they are for."""
-    base = told.base
+def _speed(finished: Finished, models: dict[str, Any]) -> dict[str, Any]:
+    """Measure both models at their task: generating, or reading."""
+    base = finished.base
     if base.reads_images:
-        pixels = next(iter(told.data.held))["pixel_values"]
+        pixels = next(iter(finished.data.held_out))["pixel_values"]
         rows = speed.reading(models, [len(pixels)], make=lambda model, _: {"pixel_values": pixels.to(model.dtype)})
         return {"of": "images at once", "unit": "images", "rows": rows}
     longest = base.positions or CONTEXTS[-1]
@@ -158,3 +168,107 @@ def _speed(told: Told, models: dict[str, Any]) -> dict[str, Any]:
     if base.kind == "causal":
         return {"of": "tokens read, then generating", "unit": "tokens", "rows": speed.decoding(models, contexts)}
     return {"of": "tokens of one text", "unit": "tokens", "rows": speed.reading(models, contexts)}
+
+
+def draw_curve(path: Path, task: Task, original: float, points: list[dict[str, Any]], alphas: list[float]) -> None:
+    """Draw the quality of original, blend and students over the steps, and below it the mean alpha of every step."""
+    from matplotlib.figure import Figure
+
+    steps = [point["step"] for point in points]
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    above.axhline(original, color="#888888", linestyle="--", label="original")
+    for name, colour in (("blend", "#1f77b4"), ("students", "#d62728")):
+        label = "blend of both" if name == "blend" else "students alone"
+        above.plot(steps, [task.of(point[name]) for point in points], marker="o", markersize=3, color=colour, label=label)
+    if task.quality == "perplexity":
+        above.set_yscale("log")
+        above.yaxis.set_major_formatter("{x:g}")
+        above.yaxis.set_minor_formatter("{x:g}")
+        above.tick_params(axis="y", which="minor", labelsize=7)
+    above.set_ylabel(f"held-out {task.quality}{task.unit}")
+    above.legend(frameon=False)
+    below.plot(alphas, color="#555555")
+    below.set_ylabel("alpha\n(weight of teachers)")
+    below.set_xlabel("optimizer step")
+    below.set_ylim(-0.05, 1.05)
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def card(record: dict[str, Any], data: Data) -> str:
+    """Return the model card as Markdown, with the front matter of the Hugging Face Hub."""
+    conversion, base, budget = record["conversion"], record["base"], record["budget"]
+    name, source = _short(base["name"]), _short(conversion["data"])
+    sites = record["segue"]["teachers"]
+    excluded = f" Left unchanged: `{conversion['exclude']}`." if conversion["exclude"] else ""
+    seen = f"{budget['tokens']:,} tokens" if budget["tokens"] else f"{budget['examples']:,} examples"
+    batch = conversion["batch"] * conversion["accumulate"]
+    return f"""---
+library_name: segue
+base_model: {name}
+tags: [segue, module-replacement]
+---
+
+# {name.split("/")[-1]}, converted
+
+{len(sites)} modules of `{name}` are replaced by `{conversion["student"]}`, with [Segue](https://pypi.org/project/segue).
+
+```python
+import segue
+
+model = segue.from_pretrained("THIS_FOLDER")  # a plain transformers model, in evaluation mode
+```
+
+Load it with Segue: transformers alone builds the original's modules with random weights.
+
+## Results
+
+{_quality_table(record, data)}
+{_speed_table(record)}
+![Quality during the conversion](curve.png)
+
+## Conversion
+
+- **Replaced**: `{conversion["sites"]}` ({len(sites)} sites), each by `{conversion["student"]}`.{excluded}
+- **Method**: `{conversion["method"]}`; trained: {conversion["train"]}; seed {conversion["seed"]}.
+- **Data**: `{source}`: {data.train_size}; evaluated on {data.held_out_size}, never trained on.
+- **Budget**: {budget["steps"]:,} steps of {batch}, {seen}, {duration(budget["seconds"])}.
+- **Original**: `{name}`, sha256 of its weights in float32 `{base["hash"][:16]}…`
+- **Versions**: {", ".join(f"{name} {version}" for name, version in record["versions"].items())}
+
+`segue.json` has the complete plan, `curve.json` every evaluation during training. This is one conversion with one seed,
+evaluated on the data above: other data, longer texts and other seeds give other numbers. `segue eval` compares the two models
+further.
+"""
+
+
+def _short(name: str) -> str:
+    """Shorten the path of a folder or file to its name; ids of the hub stay as they are."""
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def _quality_table(record: dict[str, Any], data: Data) -> str:
+    quality, task = record["quality"], data.task
+    before, after = (f"{task.of(quality[which]):.4g}{task.unit}" for which in ("original", "converted"))
+    rows = ["| | original | converted |", "|---|---|---|", f"| {quality['name']} | {before} | {after} |"]
+    for name in quality["original"]:
+        if name != quality["name"]:
+            rows.append(f"| {name} | {quality['original'][name]:.4f} | {quality['converted'][name]:.4f} |")
+    return "\n".join(rows) + "\n"
+
+
+def _speed_table(record: dict[str, Any]) -> str:
+    speed = record["speed"]
+    lines = ["| speed | original | converted |", "|---|---|---|"]
+    for context in sorted({row["context"] for row in speed["rows"]}):
+        by = {row["model"]: row for row in speed["rows"] if row["context"] == context}
+        cells = [_cell(by[name], speed["unit"]) for name in ("original", "converted")]
+        lines.append(f"| {context:,} {speed['of']} | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines) + "\n\nBoth models are measured in turn on the machine of the conversion.\n"
+
+
+def _cell(row: dict[str, Any], unit: str) -> str:
+    cache = f", cache {memory(row['cache_bytes'])}" if "cache_bytes" in row else ""
+    return f"{significant(row['tokens_per_second'])} {unit}/s{cache}"

@@ -1,4 +1,4 @@
-"""Students and spans by what one types: 'WindowedLinear(window=64)' becomes the object, and nothing else is ever run."""
+"""Students and spans from text: 'WindowedLinear(window=64)' becomes the object, and nothing else is ever run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACTORIES = [name for name, kind in KINDS.items() if [*inspect.signature(kind.__
 
 
 def student(text: str) -> Any:
-    """Make a student factory of the words for it: a name, with settings in brackets.
+    """Parse a student factory: a name, with its settings in brackets.
 
     >>> student("WindowedLinear(window=32)").window
     32
@@ -28,17 +28,17 @@ def student(text: str) -> Any:
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
-        raise _unclear(text, f"It cannot be read: {error.msg}.") from None
+        raise _invalid(text, f"It cannot be parsed: {error.msg}.") from None
     if not isinstance(node, ast.Name | ast.Call):
-        raise _unclear(text, "It does not name a student.")
+        raise _invalid(text, "It does not name a student.")
     named = node.id if isinstance(node, ast.Name) else getattr(node.func, "id", "")
     if named not in FACTORIES:
-        raise _unclear(text, nearest(named, FACTORIES))
+        raise _invalid(text, nearest(named, FACTORIES))
     return _made(node, text)
 
 
 def sites(text: str) -> str | Span:
-    """Read a pattern, or a span of layers.
+    """Parse a pattern, or a span of layers.
 
     >>> sites("Span('model.layers', every=2)")
     Span(layers='model.layers', every=2, first=0, last=None)
@@ -51,41 +51,37 @@ def sites(text: str) -> str | Span:
         given = [ast.literal_eval(value) for value in call.args]
         return Span(*given, **{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
     except (SyntaxError, ValueError, TypeError, AssertionError) as error:
-        asked = f"the sites {text!r} were asked for."
-        raise ConfigError(asked, f"They cannot be read: {error}.", "for example \"Span('model.layers', every=2)\".") from None
+        hint = "give for example \"Span('model.layers', every=2)\"."
+        raise ConfigError(f"{text!r} is not a span of layers.", f"It cannot be parsed: {error}.", hint) from None
 
 
 def _made(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Name):
         node = ast.Call(func=node, args=[], keywords=[])
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        kind = _kind(node.func.id, text)
+        if node.func.id not in KINDS:
+            raise _invalid(text, nearest(node.func.id, list(KINDS)))
+        kind = KINDS[node.func.id]
         if node.args or any(keyword.arg is None for keyword in node.keywords):
-            raise _unclear(text, "Settings are given by name.")
+            raise _invalid(text, "Its settings must be given by name.")
         known = [field.name for field in dataclasses.fields(kind)]
         settings = {}
         for keyword in node.keywords:
             assert keyword.arg is not None
             if keyword.arg not in known:
-                raise _unclear(text, f"{kind.__name__} has no setting {keyword.arg!r}. {nearest(keyword.arg, known)}")
+                raise _invalid(text, f"{kind.__name__} has no setting {keyword.arg!r}. {nearest(keyword.arg, known)}")
             settings[keyword.arg] = _made(keyword.value, text)
         try:
             return kind(**settings)
         except TypeError as error:
-            raise _unclear(text, f"{kind.__name__}: {error}.") from None
+            raise _invalid(text, f"{kind.__name__}: {error}.") from None
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise _unclear(text, f"{ast.unparse(node)} is neither a plain value nor a kind of student.") from None
+        raise _invalid(text, f"{ast.unparse(node)} is neither a plain value nor a student.") from None
 
 
-def _kind(name: str, text: str) -> Any:
-    if name not in KINDS:
-        raise _unclear(text, nearest(name, list(KINDS)))
-    return KINDS[name]
-
-
-def _unclear(text: str, why: str) -> ConfigError:
+def _invalid(text: str, why: str) -> ConfigError:
     return ConfigError(
-        f"the student {text!r} was asked for.", why, "for example 'WindowedLinear(window=64)' or 'NarrowMlp(ratio=0.5)'."
+        f"{text!r} is not a student.", why, "give for example 'WindowedLinear(window=64)' or 'NarrowMlp(ratio=0.5)'."
     )

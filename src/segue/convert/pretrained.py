@@ -1,11 +1,12 @@
-"""Folders with converted models: a plain transformers model comes back, and nothing in the folder is ever run."""
+"""Pretrained models: the original that a conversion begins with, and the converted one; nothing in a folder is ever run."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,25 @@ from torch import Tensor, nn
 from segue.checkpoint import folders as checkpoint_files
 from segue.checkpoint import state as checkpoint
 from segue.core import tensor_files
-from segue.errors import CheckpointError, MissingExtraError, SegueError
+from segue.data.files import quiet_transformers
+from segue.errors import CheckpointError, ConfigError, MissingExtraError, SegueError
+from segue.reporting.records import write_json
 
 RECORD = "segue.json"
 FORMAT = 1
+IMAGE_SETTINGS = "preprocessor_config.json"
 NOT_FROM_A_FOLDER = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation")  # may name code
+
+Kind = Literal["causal", "masked", "labels", "encoder"]
+
+ENDINGS: dict[str, Kind] = {
+    "ForCausalLM": "causal",
+    "LMHeadModel": "causal",
+    "ForMaskedLM": "masked",
+    "ForSequenceClassification": "labels",
+    "ForImageClassification": "labels",
+    "Model": "encoder",
+}
 
 
 def from_pretrained(
@@ -25,18 +40,19 @@ def from_pretrained(
 ) -> Any:
     """Load a converted model: the original's architecture with its students, in evaluation mode.
 
-    The folder was written by `segue convert`, or by a Hugging Face Trainer with Segue's callback. Weights whose hash differs
-    from the record are refused; `verify=False` does not look. `dtype` is the record's if not given. `given` supplies parts of
-    the plan that could not be saved, such as your own student.
+    The folder comes from `segue convert`, or from a Hugging Face Trainer with Segue's callback. Weights whose hash differs from
+    the record are refused, unless `verify=False`. `dtype` defaults to the record's. `given` supplies parts of the plan that
+    could not be saved, such as your own student.
     """
     path = Path(folder)
     record = read_record(path)
     if verify:
         _verify(path, record)
     try:
-        model = _built(record, dtype)
+        model: Any = _built(record, dtype)
         checkpoint.rebuild_(model, record["segue"], _weights(path, record), given)
-        _adopt_generation_settings_(model, path)
+        if (path / "generation_config.json").is_file() and getattr(model, "generation_config", None) is not None:
+            model.generation_config = type(model.generation_config).from_pretrained(path)
     except SegueError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -45,7 +61,7 @@ def from_pretrained(
 
 
 def is_converted(folder: str | os.PathLike[str]) -> bool:
-    """Tell whether a folder holds a converted model."""
+    """Return whether a folder holds a converted model."""
     if (Path(folder) / RECORD).is_file():
         return True
     config = Path(folder) / "config.json"
@@ -53,27 +69,24 @@ def is_converted(folder: str | os.PathLike[str]) -> bool:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read what was replaced in the model of a folder."""
-    asked = f"a converted model was to be loaded from {folder}."
+    """Read the record of a converted model."""
+    fault = _not_loadable(folder)
     try:
         if (folder / RECORD).is_file():
             record: Any = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             version = record.get("format") if isinstance(record, dict) else None
             if version != FORMAT:
                 found = f"{RECORD} has format {version!r}; this version of Segue reads {FORMAT}."
-                raise CheckpointError(asked, found, "load it with the version of Segue that wrote it.")
+                raise CheckpointError(fault, found, "load it with the version of Segue that wrote it.")
             if not all(isinstance(record.get(part), dict) for part in ("segue", "base", "files")):
-                raise _damaged(folder, "It lacks a part")
+                raise _damaged(folder, "a part of it is missing")
             return dict(record)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(asked, f"{type(error).__name__}: {error}.", "give a folder that `segue convert` wrote.") from None
+        raise CheckpointError(fault, f"{type(error).__name__}: {error}.", "give a folder that `segue convert` wrote.") from None
     if not isinstance(config.get("segue"), dict):
-        raise CheckpointError(
-            asked,
-            f"There is no {RECORD} in it, and its config.json carries no record of a replacement.",
-            "an ordinary model is loaded by transformers' AutoModel.",
-        )
+        found = f"It has no {RECORD}, and its config.json has no record of a replacement."
+        raise CheckpointError(fault, found, "load an ordinary model by transformers' AutoModel.")
     return {"segue": config.pop("segue"), "base": {"config": config}, "files": {}}
 
 
@@ -86,9 +99,8 @@ def model_class(config: Any) -> Any:
     root = transformers.PreTrainedModel
     known = isinstance(kind, type) and kind is not root and issubclass(kind, root)
     if names and not known:
-        raise CheckpointError(
-            "a model was to be built.", f"{names[0]} is no model of transformers.", "check `architectures` in config.json."
-        )
+        found = f"The architectures in the configuration are {config.architectures}."
+        raise CheckpointError(f"{names[0]} is not a model class of transformers.", found, "check them in config.json.")
     return kind
 
 
@@ -98,7 +110,7 @@ def _built(record: dict[str, Any], dtype: torch.dtype | None) -> nn.Module:
         import transformers
     except ImportError:
         raise MissingExtraError(
-            "a converted model was to be loaded.", "transformers is not installed.", "pip install segue[hf]"
+            "a converted model needs transformers.", "It is not installed.", "pip install segue[hf]"
         ) from None
     settings = _only_data(record["base"]["config"])
     stored = settings.pop("dtype", None) or "float32"
@@ -111,48 +123,151 @@ def _built(record: dict[str, Any], dtype: torch.dtype | None) -> nn.Module:
 
 
 def _only_data(config: Any) -> Any:
-    """Leave out settings by which a folder could choose code."""
+    """Drop settings by which a folder could choose code."""
     if isinstance(config, dict):
         return {name: _only_data(value) for name, value in config.items() if name not in NOT_FROM_A_FOLDER}
     return config
 
 
+def _not_loadable(folder: Path) -> str:
+    return f"{folder} cannot be loaded as a converted model."
+
+
 def _damaged(folder: Path, why: str) -> CheckpointError:
-    asked = f"a converted model was to be loaded from {folder}."
-    return CheckpointError(asked, f"Its record cannot be read ({why}).", "copy the whole folder again.")
+    return CheckpointError(_not_loadable(folder), f"Its record cannot be read ({why}).", "copy the complete folder again.")
 
 
 def _verify(folder: Path, record: dict[str, Any]) -> None:
     """Refuse files that are missing, changed, or not the record's."""
-    asked = f"a converted model was to be loaded from {folder}."
+    fault = _not_loadable(folder)
     foreign = [path.name for path in folder.glob("*.safetensors") if record["files"] and path.name not in record["files"]]
     if foreign:
-        raise CheckpointError(asked, f"{foreign[0]} is not part of it: {RECORD} does not name it.", "take the file away.")
+        raise CheckpointError(fault, f"{foreign[0]} is not part of it: {RECORD} does not name it.", "remove that file.")
     for name, expected in record["files"].items():
         if not (folder / name).is_file():
-            raise CheckpointError(asked, f"{name} is missing.", "copy the whole folder again.")
+            raise CheckpointError(fault, f"{name} is missing.", "copy the complete folder again.")
         if checkpoint_files.hash_file(folder / name) != expected:
-            raise CheckpointError(
-                asked,
-                f"{name} is not the file that was written: its hash differs from {RECORD}.",
-                "copy the folder again; if the change is yours, from_pretrained(..., verify=False).",
-            )
+            hint = "copy the folder again; if the change is yours, from_pretrained(..., verify=False)."
+            raise CheckpointError(fault, f"{name} has changed: its hash differs from {RECORD}.", hint)
 
 
 def _weights(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
-    """Read the files that the record names; a folder of Trainer's names none."""
+    """Read the files that the record names, or all of a folder that Trainer wrote."""
     named = [folder / name for name in record["files"] if name.endswith(".safetensors")]
     files = named or sorted(folder.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(
-            f"a converted model was to be loaded from {folder}.", "It holds no safetensors.", "copy the whole folder again."
-        )
+        raise CheckpointError(_not_loadable(folder), "It has no safetensors file.", "copy the complete folder again.")
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= tensor_files.read(file)
     return tensors
 
 
-def _adopt_generation_settings_(model: Any, folder: Path) -> None:
-    if (folder / "generation_config.json").is_file() and getattr(model, "generation_config", None) is not None:
-        model.generation_config = type(model.generation_config).from_pretrained(folder)
+@dataclass
+class Base:
+    """A pretrained model in float32, its processor, and the kind of task it is for."""
+
+    name: str
+    model: nn.Module
+    processor: Any  # a tokenizer, or the settings of an image processor
+    kind: Kind
+    config: dict[str, Any]  # as it was loaded; surgery may shorten it
+    dtype: torch.dtype  # of its stored weights
+    hash: str
+
+    def reload(self) -> nn.Module:
+        """Load the original again: modules of `model` may have been replaced."""
+        return open_base(self.name).model
+
+    def save_processor(self, folder: Path) -> None:
+        """Save the tokenizer, or the settings of the image processor."""
+        if self.reads_images:
+            write_json(self.processor, folder / IMAGE_SETTINGS)
+        else:
+            self.processor.save_pretrained(folder)
+
+    @property
+    def revision(self) -> str | None:
+        """The commit on the hub, where it comes from there."""
+        return getattr(self.model.config, "_commit_hash", None)
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether its input is an image."""
+        return bool(self.model.main_input_name == "pixel_values")
+
+    @property
+    def class_names(self) -> dict[str, int]:
+        """The index of every class by its name."""
+        return dict(getattr(self.model.config, "label2id", None) or {})
+
+    @property
+    def positions(self) -> int | None:
+        """The longest text it has positions for."""
+        longest = getattr(self.model.config, "max_position_embeddings", None)
+        return longest if isinstance(longest, int) else None
+
+
+def open_base(name: str) -> Base:
+    """Load a pretrained model with its tokenizer or image processor; pickled weights are refused."""
+    transformers = quiet_transformers(name)
+    fault = f"the model {name!r} cannot be converted."
+    place, options = _place(name)
+    try:
+        if is_converted(place):
+            model = from_pretrained(place, dtype=torch.float32)
+            config = read_record(Path(place))["base"]["config"]
+            stored = getattr(torch, config.get("dtype") or "float32")
+        else:
+            settings = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+            stored = settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
+            model = _loaded(model_class(settings), place, options, fault)
+            config = _plain(model.config, type(model).__name__, stored)
+        processor = _processor(transformers, model, place, options)
+    except SegueError:
+        raise
+    except Exception as error:  # transformers raises errors of many libraries
+        reason = (str(error).strip().splitlines() or [""])[0]
+        hint = "give a folder with config.json, safetensors and a tokenizer, a GGUF file, or an id."
+        raise ConfigError(fault, f"{type(error).__name__}: {reason}", hint) from error
+    return Base(name, model, processor, _kind(model, fault), config, stored, tensor_files.fingerprint(model.state_dict()))
+
+
+def _loaded(kind: Any, place: str, options: dict[str, Any], fault: str) -> Any:
+    """Load every weight, from safetensors or GGUF."""
+    safe = {} if options else {"use_safetensors": True}
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # else only the first of several processes gets the weights
+    model, found = kind.from_pretrained(place, dtype=torch.float32, output_loading_info=True, **safe, **options)
+    if missing := sorted(found["missing_keys"]):
+        hint = "give a complete model; train a new head first, without Segue."
+        raise ConfigError(fault, f"Its files lack {len(missing)} weights ({missing[0]} first).", hint)
+    return model.eval()
+
+
+def _place(name: str) -> tuple[str, dict[str, Any]]:
+    path = Path(name)
+    if path.suffix == ".gguf" and path.is_file():
+        return str(path.parent), {"gguf_file": path.name}
+    return name, {}
+
+
+def _kind(model: nn.Module, fault: str) -> Kind:
+    name = type(model).__name__
+    for ending, kind in ENDINGS.items():
+        if name.endswith(ending):
+            return kind
+    raise ConfigError(fault, f"It is a {name}.", f"give a model whose class name ends in {', '.join(ENDINGS)}.")
+
+
+def _processor(transformers: Any, model: nn.Module, place: str, options: dict[str, Any]) -> Any:
+    if model.main_input_name != "pixel_values":
+        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+    path = transformers.utils.cached_file(place, IMAGE_SETTINGS)
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def _plain(config: Any, architecture: str, stored: torch.dtype) -> dict[str, Any]:
+    """Return a configuration as plain data, with what is needed to build the model again."""
+    plain: dict[str, Any] = config.to_dict()
+    plain.pop("quantization_config", None)  # of a GGUF file, whose weights are float32 now
+    return plain | {"architectures": [architecture], "dtype": str(stored).removeprefix("torch.")}

@@ -1,10 +1,11 @@
-"""How fast models generate and read, and how much they hold, side by side in one run."""
+"""Speed and memory of models that generate or read, measured in turn in one run."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,72 +13,56 @@ from torch import Tensor, nn
 
 from segue.diagnostics.counting import PeakBytes
 
-STEPS = 12  # single tokens that are generated at each context
+STEPS = 12  # timed tokens, or passes, of each model
 
 
 @torch.no_grad()
 def decoding(models: Mapping[str, Any], contexts: Sequence[int], *, steps: int = STEPS) -> list[dict[str, Any]]:
-    """Generate single tokens after contexts of so many tokens, the models in turn; medians and quartiles.
+    """Generate single tokens after contexts of the given lengths, the models in turn; medians and quartiles.
 
-    Each row holds the model's name, the context, tokens per second, seconds to read the context, and bytes of its cache.
+    Each row has the name of the model, the context, tokens per second, seconds to read the context, and bytes of the cache.
     """
     rows = []
     for context in contexts:
-        readers = {name: _Reader(model, context) for name, model in models.items()}
-        times = _in_turn({name: reader.step for name, reader in readers.items()}, steps)
-        rows += [
-            {
-                "model": name,
-                "context": context,
-                **_per_second(1, times[name]),
-                "seconds_to_read": reader.seconds_to_read,
-                "cache_bytes": cache_bytes(reader.cache),
-            }
-            for name, reader in readers.items()
-        ]
+        decoders = {name: _Decoder(model, context) for name, model in models.items()}
+        times = _in_turn({name: decoder.step for name, decoder in decoders.items()}, steps)
+        for name, decoder in decoders.items():
+            held = {"seconds_to_read": decoder.seconds_to_read, "cache_bytes": cache_bytes(decoder.cache)}
+            rows.append({"model": name, "context": context, **_per_second(1, times[name]), **held})
     return rows
 
 
 @torch.no_grad()
 def reading(
-    models: Mapping[str, Any],
-    sizes: Sequence[int],
-    *,
-    steps: int = STEPS,
-    make: Callable[[Any, int], dict[str, Tensor]] | None = None,
+    models: Mapping[str, Any], sizes: Sequence[int], *, steps: int = STEPS, make: Callable[[Any, int], Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Read one text of so many tokens as a whole, or what `make` returns for a size; the models in turn, medians and quartiles.
+    """Read one text of every size, or what `make` returns for it; the models in turn, medians and quartiles.
 
-    The rows are those of `decoding` without a cache, "context" is the size, and so many count for "tokens_per_second".
+    The rows are those of `decoding` without a cache; "context" is the size.
     """
     make = make or (lambda model, length: {"input_ids": _ids(model, length)})
     rows = []
     for size in sizes:
-        inputs = {name: make(model, size) for name, model in models.items()}
-
-        def read(name: str, given: dict[str, dict[str, Tensor]] = inputs) -> None:
-            models[name](**given[name])
-            _wait(models[name])
-
-        times = _in_turn({name: lambda name=name, read=read: read(name) for name in models}, steps)  # type: ignore[misc]
+        reads = {name: partial(_read, model, make(model, size)) for name, model in models.items()}
+        times = _in_turn(reads, steps)
         rows += [{"model": name, "context": size, **_per_second(size, times[name])} for name in models]
     return rows
 
 
 @torch.no_grad()
 def peak_bytes(model: nn.Module, context: int) -> int:
-    """Return the most bytes of live tensors beside the weights while a context is read and one token is generated.
+    """Return the peak bytes of live tensors, besides the weights, while a context is read and one token is generated.
 
-    Counted, not sampled: the same on every machine. What an operator uses inside itself is not seen.
+    Counted, not sampled: the same on every machine. Memory inside an operator is not counted.
     """
     memory = PeakBytes([*model.parameters(), *model.buffers()])
     with memory:
-        _Reader(model, context).step()
+        _Decoder(model, context).step()
     return memory.peak
 
 
 def _in_turn(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Time pieces of work in turn, so that a busy machine is busy for all of them; the first round does not count."""
+    """Time calls in turn, so that load on the machine affects all of them; the first round is not counted."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(rounds + 1):
         for name, work in works.items():
@@ -90,10 +75,15 @@ def _in_turn(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str
 
 def _per_second(count: int, seconds: list[float]) -> dict[str, Any]:
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
-    return {"tokens_per_second": count / middle, "middle_half": [count / high, count / low]}
+    return {"tokens_per_second": count / middle, "quartiles": [count / high, count / low]}
 
 
-class _Reader:
+def _read(model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+    model(**inputs)
+    _wait(model)
+
+
+class _Decoder:
     """A model that has read a context and generates one token at a time."""
 
     def __init__(self, model: nn.Module, context: int) -> None:
@@ -112,7 +102,7 @@ class _Reader:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Return how many bytes the layers of a Hugging Face cache hold on to, each storage once."""
+    """Return the bytes that the layers of a Hugging Face cache hold, each storage once."""
     storages = [x.untyped_storage() for layer in cache.layers for x in _tensors(vars(layer).values())]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
@@ -132,6 +122,6 @@ def _ids(model: Any, length: int) -> Tensor:
 
 
 def _wait(model: nn.Module) -> None:
-    """Wait until the model's device has done what it was asked for."""
+    """Wait until the model's device is idle."""
     if (device := next(model.parameters()).device).type != "cpu":
         torch.accelerator.synchronize(device)

@@ -1,4 +1,4 @@
-"""What a converted model is trained for and judged by: the next token, hidden tokens, labels, or the original's outputs."""
+"""Tasks of a conversion: predict the next token, hidden tokens or labels, or return what the original returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IGNORED = -100  # the label of tokens that are not predicted
 
 
 class Task(Protocol):
-    """A loss, scores, and the one number that people ask for."""
+    """A loss, scores, and the one number that sums up the quality."""
 
     quality: str
     unit: str
@@ -29,7 +29,7 @@ class Task(Protocol):
 
 
 class NextToken:
-    """Predict each token of packed texts from those before it."""
+    """Predict each token of packed texts from the ones before it."""
 
     quality, unit = "perplexity", ""
 
@@ -37,7 +37,7 @@ class NextToken:
         return next_token_losses(model, batch["input_ids"])[0].mean()
 
     def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return the mean loss of every text and the share of tokens that come first."""
+        """Return the mean loss and the accuracy of every text."""
         losses, hits = next_token_losses(model, batch["input_ids"])
         return {"loss": losses.mean(1), "accuracy": hits.mean(1)}
 
@@ -47,14 +47,14 @@ class NextToken:
 
 
 class HiddenToken(NextToken):
-    """Predict tokens that were hidden."""
+    """Predict hidden tokens."""
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         logits = model(**{name: x for name, x in batch.items() if name != "labels"}).logits.float()
         return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
 
     def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return the mean loss of every text and the share of hidden tokens that come first."""
+        """Return the mean loss and the accuracy of the hidden tokens of every text."""
         logits = model(**{name: x for name, x in batch.items() if name != "labels"}).logits.float()
         labels = batch["labels"]
         hidden = (labels != IGNORED).float()
@@ -65,7 +65,7 @@ class HiddenToken(NextToken):
 
 
 class Labels(Classification):
-    """Name the class of a text or an image."""
+    """Predict the class of a text or an image."""
 
     quality, unit = "accuracy", " %"
 
@@ -75,7 +75,7 @@ class Labels(Classification):
 
 
 class Outputs:
-    """Return what the original returns: the loss is the plan's, between the outputs of the whole models."""
+    """Return what the original returns: the loss is the plan's distillation between the outputs of the two models."""
 
     quality, unit = "cosine", ""
 
@@ -83,7 +83,7 @@ class Outputs:
         return embedded(model, batch).sum() * 0.0
 
     def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return how alike every example's embedding is to the original's."""
+        """Return the cosine of every example's embedding to the original's."""
         return {"cosine": F.cosine_similarity(embedded(model, batch), batch["targets"], dim=-1)}
 
     def of(self, scores: Mapping[str, float]) -> float:
@@ -92,14 +92,14 @@ class Outputs:
 
 
 def next_token_losses(model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of every token but the first, (texts, tokens - 1), and 1 where it was the model's first choice."""
+    """Return the loss of every token but the first, (texts, tokens - 1), and 1 where it is the model's first choice."""
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
     losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
     return losses, (logits.argmax(-1) == ids[:, 1:]).float()
 
 
 def embedded(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean of each example's last states, padding left out."""
+    """Return the mean of each example's last hidden states, without padding."""
     inputs = {name: x for name, x in batch.items() if name not in ("labels", "targets")}
     states: Tensor = model(**inputs).last_hidden_state
     mask = inputs.get("attention_mask")

@@ -15,7 +15,7 @@ from segue.core.seam import Seam
 from segue.core.surgery import unreached
 from segue.core.tensor_files import sharded_like
 from segue.errors import StudentError
-from segue.students.least_squares import LeastSquares, Sums
+from segue.students.initialisation import LeastSquares, RegressionSums
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -57,7 +57,7 @@ class _Listener:
     def __init__(self, seam: Seam, linear: nn.Linear) -> None:
         self.seam, self.linear = seam, linear
         self.mask: Tensor | None = None
-        self.sums: Sums | None = None
+        self.sums: RegressionSums | None = None
         teacher = seam.present_teacher()
         self._handles = [
             teacher.register_forward_pre_hook(self._before, with_kwargs=True),
@@ -91,7 +91,7 @@ class _Listener:
             real = self.mask.flatten().bool().to(x.device)
             x, y, guess = x[real], y[real], guess[real]
         if self.sums is None:
-            self.sums = Sums(x.shape[1], y.shape[1], x.device)
+            self.sums = RegressionSums(x.shape[1], y.shape[1], x.device)
         self.sums.add(x, y, guess)
 
     def fit(self, ridge: float) -> Fitted:

@@ -24,7 +24,7 @@ from segue.errors import HandoverError
 from segue.plan import Plan, encode
 from segue.similarity import Similarity
 from segue.sites import select
-from segue.students.least_squares import LeastSquares
+from segue.students.initialisation import LeastSquares
 
 
 def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, example: Any = None) -> Handover:

@@ -11,7 +11,7 @@ from torch import nn
 
 from segue.errors import HandoverError
 from segue.sites import Site, is_seam
-from segue.students.chain import Chain, Passed
+from segue.students.layers import Chain, Passthrough
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -39,7 +39,7 @@ def put_in_place(model: nn.Module, site: Site, module: nn.Module, teacher: nn.Mo
     put_at(model, site, module)
     if isinstance(teacher, Chain):
         for name in site.members[1:]:
-            put(model, name, Passed(teacher.in_tuples))
+            put(model, name, Passthrough(teacher.in_tuples))
 
 
 def put_back(model: nn.Module, site: Site, teacher: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""The handwritten digits inside scikit-learn, which need no download."""
+"""The handwritten digits of scikit-learn, which need no download."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from segue.data.checks import image_dataset
-from segue.data.examples import Dataset, Examples
-from segue.data.extras import optional
+from segue.data.dataset import Dataset, Examples, image_dataset
+from segue.data.files import optional
 
 _HELD_OUT = 500
 
@@ -23,10 +22,10 @@ class Digits:
     """
 
     def __call__(self) -> Dataset:
-        asked = f"{self} was to be loaded."
-        pixels, labels = optional("sklearn.datasets", "lab", asked).load_digits(return_X_y=True)
+        problem = f"{self} cannot be loaded."
+        pixels, labels = optional("sklearn.datasets", "lab", problem).load_digits(return_X_y=True)
         images = (torch.from_numpy(pixels).long() * 255 // 16).to(torch.uint8).view(-1, 1, 8, 8)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         images, labels = images[order], torch.from_numpy(labels)[order]
         train = Examples(images[_HELD_OUT:], labels[_HELD_OUT:])
-        return image_dataset(asked, train, Examples(images[:_HELD_OUT], labels[:_HELD_OUT]), classes=10)
+        return image_dataset(problem, train, Examples(images[:_HELD_OUT], labels[:_HELD_OUT]), classes=10)

@@ -1,65 +1,86 @@
-"""Files: that they are there, and what lies near when they are not."""
+"""Files and optional packages: found, or an error that names what is near and what to install."""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from segue.errors import DataError, nearest
+from segue.errors import DataError, MissingExtraError, nearest
 
 _LISTED = 1000  # a folder may hold a million images; comparing their names with the missing one would take minutes
 
 
 class AbsentError(DataError):
-    """A file or folder is not there."""
+    """A file or folder does not exist."""
 
 
-def stored(source: object, *names: str) -> None:
+def optional(module: str, extra: str, problem: str) -> ModuleType:
+    """Import `module`, or raise an error that names the extra of Segue which installs it.
+
+    >>> optional("json", "lab", "The file cannot be read.").dumps([1])
+    '[1]'
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == package
+        found = f"This needs {package}, which " + ("is not installed." if missing else f"cannot be imported: {error}.")
+        raise MissingExtraError(problem, found, f"pip install segue[{extra}]") from error
+
+
+def quiet_transformers(name: str) -> Any:
+    """Import transformers for the model `name`, without its reports and progress bars."""
+    transformers: Any = optional("transformers", "hf", f"The Hugging Face model {name!r} cannot be loaded.")
+    transformers.utils.logging.set_verbosity_error()  # it would warn that the new head is untrained, which is intended
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def store_paths(source: object, *names: str) -> None:
     """Turn the paths in the fields `names` of a frozen source into strings, which JSON can hold."""
     for name in names:
         object.__setattr__(source, name, os.fspath(getattr(source, name)))
 
 
-def located(path: str | Path) -> Path:
-    """Say where a configured path lies on this machine."""
-    return Path(path).expanduser()
-
-
-def existing_file(asked: str, path: Path) -> Path:
-    """Return `path` if it is a file, else say which names come nearest."""
-    if path.is_file():
+def existing_file(problem: str, path: str | Path) -> Path:
+    """Return the path of a file that exists, `~` expanded, else name the nearest ones."""
+    if (path := Path(path).expanduser()).is_file():
         return path
-    raise _absent(asked, path, "file")
+    raise _absent(problem, path, "file")
 
 
-def existing_folder(asked: str, path: Path) -> Path:
-    """Return `path` if it is a folder, else say which names come nearest."""
-    if path.is_dir():
+def existing_folder(problem: str, path: str | Path) -> Path:
+    """Return the path of a folder that exists, `~` expanded, else name the nearest ones."""
+    if (path := Path(path).expanduser()).is_dir():
         return path
-    raise _absent(asked, path, "folder")
+    raise _absent(problem, path, "folder")
 
 
-def contents(asked: str, path: Path) -> bytes:
-    """Read a whole file."""
+def contents(problem: str, path: str | Path) -> bytes:
+    """Read a complete file."""
     try:
-        return existing_file(asked, path).read_bytes()
+        return existing_file(problem, path).read_bytes()
     except OSError as error:
-        raise unreadable(asked, path, error) from error
+        raise unreadable(problem, path, error) from error
 
 
-def unreadable(asked: str, path: object, error: BaseException | str) -> DataError:
-    """Build the error of a file that is there but damaged."""
+def unreadable(problem: str, path: object, error: BaseException | str) -> DataError:
+    """Return the error of a file that exists but is damaged."""
     reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    return DataError(asked, f"{path} cannot be read ({reason}).", "Fetch the file again; it is damaged or cut short.")
+    return DataError(problem, f"{path} cannot be read ({reason}).", "Get the file again; it is damaged or incomplete.")
 
 
-def _absent(asked: str, path: Path, kind: str) -> DataError:
+def _absent(problem: str, path: Path, kind: str) -> DataError:
     if path.exists():
-        return DataError(asked, f"{path} is not a {kind}.", f"Give the path of a {kind}.")
+        return DataError(problem, f"{path} is not a {kind}.", f"Give the path of a {kind}.")
     missing = path
     while not missing.parent.exists() and missing.parent != missing:
         missing = missing.parent
     folder = missing.parent
     names = sorted(entry.name for entry in islice(folder.iterdir(), _LISTED)) if folder.is_dir() else []
-    return AbsentError(asked, f"There is no {kind} {path}.", f"Look in {folder}. {nearest(missing.name, names)}")
+    return AbsentError(problem, f"There is no {kind} {path}.", f"Look in {folder}. {nearest(missing.name, names)}")

@@ -2,7 +2,7 @@
 
 from segue.diagnostics.costs import Cost, cost
 from segue.diagnostics.curvature import CurvatureBias, curvature_bias
-from segue.diagnostics.gate_distribution import Law, law_of
+from segue.diagnostics.gate_distribution import GateDistribution, distribution_of
 from segue.diagnostics.gradient_variance import GateGradientVariance, gate_gradient_variance
 from segue.diagnostics.loss_path import LossPath, loss_path
 from segue.diagnostics.recorder import Recorder
@@ -10,13 +10,13 @@ from segue.diagnostics.recorder import Recorder
 __all__ = [
     "Cost",
     "CurvatureBias",
+    "GateDistribution",
     "GateGradientVariance",
-    "Law",
     "LossPath",
     "Recorder",
     "cost",
     "curvature_bias",
+    "distribution_of",
     "gate_gradient_variance",
-    "law_of",
     "loss_path",
 ]

@@ -1,4 +1,4 @@
-"""What a plan costs: Table 1 of the paper as numbers, counted on the user's own model before anything is trained."""
+"""The cost of a plan: Table 1 of the paper as numbers, counted on the user's own model before any training."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class Phase:
 
     name: str
     steps: int
-    flops: float  # of one step, in the mean
-    saved_bytes: int  # kept for the backward pass, in the step that keeps most
-    parameters: int  # in memory: backbone, students, and teachers that have not been released
+    flops: float  # of one step, on average
+    saved_bytes: int  # for the backward pass, in the step that saves most
+    parameters: int  # in memory: backbone, students, and teachers that are not released
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Phase:
-        """Rebuild a phase; what a newer version may have added is left out."""
+        """Rebuild a phase; keys of a newer version are ignored."""
         return cls(**{f.name: data[f.name] for f in dataclasses.fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The cost of a plan by phase and over the whole run, beside the two things it is compared with."""
+    """The cost of a plan by phase and over the whole run, and of the two trainings that it is compared with."""
 
     phases: tuple[Phase, ...]
     student_only: Phase  # the same students, trained without any teacher
@@ -86,17 +86,17 @@ class Cost:
 
     @property
     def break_even_blend(self) -> float:
-        """So many replaced modules make a step of a blend as dear as one of a full-teacher distillation."""
+        """The number of replaced modules at which a blend step costs as much as a step with a full teacher."""
         return _over(self.teacher_pass, sum(self.teachers.values()) / len(self.teachers))
 
     @property
     def break_even(self) -> float:
-        """So many replaced modules make the whole run as dear as a full-teacher distillation; inf if none do."""
+        """The number of replaced modules at which the run costs as much as one with a full teacher; inf if there is none."""
         extra = self.flops - self.steps * self.student_only.flops
         return _over(self.teacher_pass * self.steps, extra / len(self.teachers))
 
     def to_dict(self) -> dict[str, Any]:
-        """Describe the cost as plain data, without its single steps."""
+        """Return the cost as plain data, without its single steps."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "per_step"}
         plain = {name: dataclasses.asdict(value) for name, value in fields.items() if isinstance(value, Phase)}
         return fields | plain | {"phases": [dataclasses.asdict(phase) for phase in self.phases], "steps": self.steps}
@@ -115,12 +115,12 @@ class Cost:
         )
 
     def __str__(self) -> str:
-        """Write the cost as a Markdown table and three sentences."""
+        """Format the cost as a Markdown table and three notes."""
         lines = [f"| {' | '.join(cells)} |" for cells in (list(HEADINGS), ["---"] * len(HEADINGS), *map(self.cells, self.rows))]
-        return "\n".join([*lines, "", *self.sentences])
+        return "\n".join([*lines, "", *self.notes])
 
     def cells(self, phase: Phase) -> list[str]:
-        """Write one phase under the headings."""
+        """Format one phase, in the order of the headings."""
         alone, full = self.student_only, self.distillation
         return [
             phase.name,
@@ -146,12 +146,12 @@ class Cost:
 
     @property
     def rows(self) -> tuple[Phase, ...]:
-        """The phases, the whole run, and what it is compared with."""
+        """The phases, the whole run, and the two trainings that it is compared with."""
         return (*self.phases, self.whole, self.student_only, self.distillation)
 
     @property
-    def sentences(self) -> list[str]:
-        """Say what the numbers mean."""
+    def notes(self) -> list[str]:
+        """What the numbers mean."""
         sites = len(self.teachers)
         share = sum(self.teachers.values()) / self.teacher_pass if self.teacher_pass else 0.0
         return [
@@ -170,7 +170,7 @@ class Cost:
 
 
 def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: int = 1000, loss_fn: LossFn | None = None) -> Cost:
-    """Count what a plan costs on a model, per phase and over a run; the model stays as it is.
+    """Count what a plan costs on a model, per phase and over a run; the model is not changed.
 
     >>> import torch
     >>> from torch import nn
@@ -182,15 +182,15 @@ def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: int = 1000, l
     >>> round(found.to_student_only, 3)
     1.05
 
-    Real steps are taken on a copy, each kind once. `batch` is what the model is called with (a tensor, a tuple of arguments, a
-    dict of keyword arguments), or anything that `loss_fn(model, batch)` understands.
+    It takes real steps on a copy, one of each kind. `batch` is what the model is called with (a tensor, a tuple of arguments, a
+    dict of keyword arguments), or whatever `loss_fn(model, batch)` takes.
     """
     loss_fn = loss_fn or _any_loss
     count = StepCosts(model, plan, total_steps, batch, loss_fn)
     costs = [count[step] for step in range(total_steps)]
     kinds = [_kind(count, step) for step in range(total_steps)]
     teachers = count.teachers()
-    _warn_of_nothing(count, teachers)
+    _warn_of_zeros(count, teachers)
     alone = count.students_alone()
     held = _held(count.handover)
     without = _without_teachers(count.handover)
@@ -215,11 +215,13 @@ def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: int = 1000, l
         distill=dataclasses.replace(plan.distill or LogitDistillation(), schedule=Constant(alpha=1.0)),
     )
     distilled = StepCosts(model, full, total_steps, batch, loss_fn)
-    dear, dear_held = distilled[1], _held(distilled.handover)
+    distilled_step, distilled_held = distilled[1], _held(distilled.handover)
     return Cost(
         phases=tuple(phases),
         student_only=Phase(name="student-only", steps=total_steps, parameters=without, **alone._asdict()),
-        distillation=Phase(name="full-teacher distillation", steps=total_steps, parameters=dear_held, **dear._asdict()),
+        distillation=Phase(
+            name="full-teacher distillation", steps=total_steps, parameters=distilled_held, **distilled_step._asdict()
+        ),
         teachers=teachers,
         teacher_pass=count.teacher_pass(),
         per_step=tuple(one.flops for one in costs),
@@ -239,26 +241,26 @@ def _needs_teachers(count: StepCosts, step: int) -> bool:
 
 
 def _without_teachers(handover: Handover) -> int:
-    """Count the parameters that are left when the teachers go; one that is tied to something else stays."""
+    """Count the parameters without those of the teachers; one that is tied to another module counts."""
     places = tuple(f"{name}.teacher." for site in handover.sites for name in site.names)
     named = handover.model.named_parameters(remove_duplicate=False)
     return sum(p.numel() for p in {id(p): p for name, p in named if not name.startswith(places)}.values())
 
 
 def _held(handover: Handover) -> int:
-    """Count the parameters in memory, with the frozen copy of the original that some plans need."""
+    """Count the parameters in memory, with the frozen copy of the original model that some plans need."""
     return _parameters(handover.model, handover.auxiliary.original)
 
 
 def _any_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Turn whatever a model returns into a number that a gradient can start from."""
+    """Reduce whatever a model returns to a scalar loss."""
     args, kwargs = call_arguments(batch)
     output = model(*args, **kwargs)
     return next(x for x in tensors(getattr(output, "logits", output)) if x.is_floating_point()).float().square().mean()
 
 
-def _warn_of_nothing(count: StepCosts, teachers: dict[str, int]) -> None:
-    """Say so where a module that holds matrices seems to cost nothing."""
+def _warn_of_zeros(count: StepCosts, teachers: dict[str, int]) -> None:
+    """Warn if a module with weight matrices seems to cost nothing."""
     empty = [
         name
         for name, found in teachers.items()
@@ -266,8 +268,8 @@ def _warn_of_nothing(count: StepCosts, teachers: dict[str, int]) -> None:
     ]
     if empty:
         warnings.warn(
-            f"0 operations were counted at {len(empty)} of {len(teachers)} sites ({empty[0]!r} first), "
-            "whose modules hold matrices. Hint: they were not called on this batch, or run an operator without a formula.",
+            f"0 operations are counted at {len(empty)} of {len(teachers)} sites ({empty[0]!r} first), "
+            "whose modules have weight matrices. Hint: this batch does not reach them, or their operators have no formula.",
             SegueWarning,
             stacklevel=3,
         )
@@ -284,7 +286,7 @@ def _teacher(handover: Handover, name: str) -> nn.Module:
 
 
 def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else math.nan  # nothing was counted, which a warning has said
+    return part / whole if whole > 0 else math.nan  # nothing was counted, and a warning says so
 
 
 def _over(whole: float, part: float) -> float:

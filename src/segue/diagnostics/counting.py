@@ -1,4 +1,4 @@
-"""Count what a step costs: floating-point operations, bytes kept for the backward pass, bytes alive. No clocks here."""
+"""Count what a step costs: floating-point operations, bytes saved for the backward pass, bytes alive. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from segue.training.tasks import LossFn
 
 
 class Uncounted(TorchDispatchMode):
-    """Notice operators that the counter of operations has no formula for, though they compute in earnest."""
+    """Find operators with real work for which the counter of operations has no formula."""
 
-    PLAIN = ("aten", "prim", "prims", "profiler")  # the profiler's are marks that an optimizer leaves
+    PLAIN = ("aten", "prim", "prims", "profiler")  # an optimizer leaves marks of the profiler
     HEAVY = ("attention", "attn", "mm", "mv", "matmul", "conv", "linear", "lstm", "gru", "rnn", "transformer")
 
     def __init__(self, counter: FlopCounterMode) -> None:
@@ -49,8 +49,8 @@ class Uncounted(TorchDispatchMode):
 def flops(run: Callable[[], object]) -> int:
     """Count the operations of matrix products, convolutions and attention, forward and backward.
 
-    Attention runs as plain matrix products meanwhile, because a fused kernel hides them from the counter. An operator without
-    a formula is never left out in silence: it gets a warning.
+    Attention runs as plain matrix products here, because a fused kernel hides them from the counter. An operator without a
+    formula is reported by a warning.
     """
     with _counting() as counter:
         run()
@@ -58,7 +58,7 @@ def flops(run: Callable[[], object]) -> int:
 
 
 def module_flops(run: Callable[[], object], modules: Mapping[str, nn.Module]) -> dict[str, int]:
-    """Count the operations that happen inside modules, by name, while they are called."""
+    """Count the operations inside modules, by name."""
     found = dict.fromkeys(modules, 0)
 
     def enters(name: str) -> Callable[..., None]:
@@ -85,7 +85,7 @@ def _counting() -> Iterator[FlopCounterMode]:
         yield counter
     if uncounted.found:
         warnings.warn(
-            f"operations were counted without those of {', '.join(sorted(uncounted.found))}, which have no formula. "
+            f"operations are counted without those of {', '.join(sorted(uncounted.found))}, which have no formula. "
             "Hint: give them one with torch.utils.flop_counter.register_flop_formula.",
             SegueWarning,
             stacklevel=4,
@@ -100,23 +100,23 @@ def _fused_backward(gradient: Any, query: Any, key: Any, value: Any, *args: Any,
     return int(sdpa_backward_flop_count(gradient, query, key, value))
 
 
-# For code that insists on the fused kernel of the CPU, which torch's own counter takes for nothing.
+# For code that calls the CPU's fused kernel directly, for which torch's own counter counts 0.
 CPU_ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_forward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _fused_backward,
 }
 
 
-def saved_bytes(run: Callable[[], object], beside: Iterable[Tensor]) -> int:
-    """Count the bytes that autograd keeps for backward, each storage once, `beside` those of the given tensors."""
-    known = {tensor.untyped_storage()._cdata for tensor in beside}
-    kept: dict[int, torch.UntypedStorage] = {}  # holding on to the storages keeps their names unique
+def saved_bytes(run: Callable[[], object], exclude: Iterable[Tensor]) -> int:
+    """Count the bytes that autograd saves for the backward pass, each storage once, without those of the given tensors."""
+    known = {tensor.untyped_storage()._cdata for tensor in exclude}
+    kept: dict[int, torch.UntypedStorage] = {}  # references keep the addresses unique
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in known:
             kept[storage._cdata] = storage
-        return tensor.detach()  # not the tensor itself: an output that its own graph holds would never be freed
+        return tensor.detach()  # not the tensor itself: an output referenced by its own graph is never freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         run()
@@ -124,7 +124,7 @@ def saved_bytes(run: Callable[[], object], beside: Iterable[Tensor]) -> int:
 
 
 class PeakBytes(TorchDispatchMode):
-    """Follow the bytes of the tensors that come to life in a `with` block; what one operator uses inside is not seen.
+    """Track the bytes of the tensors that a `with` block creates; what one operator uses inside is not seen.
 
     >>> with PeakBytes() as memory:
     ...     _ = torch.zeros(100) + torch.zeros(100)
@@ -132,42 +132,42 @@ class PeakBytes(TorchDispatchMode):
     1200
     """
 
-    def __init__(self, beside: Iterable[Tensor] = ()) -> None:
+    def __init__(self, exclude: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self._alive = {tensor.untyped_storage()._cdata for tensor in beside}
+        self._alive = {tensor.untyped_storage()._cdata for tensor in exclude}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         known = [tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
         output = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
-                self._follow(tensor.untyped_storage(), known)
+                self._track(tensor.untyped_storage(), known)
         return output
 
-    def _follow(self, storage: torch.UntypedStorage, known: list[int]) -> None:
+    def _track(self, storage: torch.UntypedStorage, known: list[int]) -> None:
         name, size = storage._cdata, storage.nbytes()
         if name in self._alive or name in known:
             return
         self._alive.add(name)
         self.now += size
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._gone, name, size)
+        weakref.finalize(storage, self._freed, name, size)
 
-    def _gone(self, name: int, size: int) -> None:
+    def _freed(self, name: int, size: int) -> None:
         self._alive.discard(name)
         self.now -= size
 
 
 class StepCost(NamedTuple):
-    """What one step costs."""
+    """The cost of one step."""
 
     flops: int  # forward, guidance, distillation and backward
-    saved_bytes: int  # kept for the backward pass, beside parameters and buffers
+    saved_bytes: int  # for the backward pass, without parameters and buffers
 
 
 class StepCosts:
-    """Count what the steps of a handover cost, each kind of step once, by taking a real one on a copy of the model."""
+    """Count what the steps of a handover cost, one step of each kind, by taking it on a copy of the model."""
 
     def __init__(self, model: nn.Module, plan: Plan, total: int, batch: Any, loss_fn: LossFn) -> None:
         model = copy.deepcopy(model).train()
@@ -184,19 +184,19 @@ class StepCosts:
         kind = self._kind(step)
         if kind not in self._known:
             if self._first and step > 0:
-                self[0]  # the first forward compares the two sides, which no later one does
+                self[0]  # the first forward compares the outputs of both sides, later ones do not
             self._first = False
             self.handover.resume_at(step)
             self._known[kind] = self._count(self._loss)
         return self._known[kind]
 
     def students_alone(self) -> StepCost:
-        """Return the cost of a step in which nothing but students runs."""
+        """Return the cost of a step in which only students run."""
         with self.handover.as_student():
             return self._count(lambda: self.loss_fn(self.handover.model, self.batch))
 
     def teacher_pass(self) -> int:
-        """Return the operations of one forward of the untouched model."""
+        """Return the operations of one forward of the original model."""
         with torch.no_grad(), self.handover.as_teacher():
             return flops(lambda: self.loss_fn(self.handover.model, self.batch))
 
@@ -209,7 +209,7 @@ class StepCosts:
     def _kind(self, step: int) -> tuple[Any, ...]:
         """Name the kind of a step: what the first site does, and how many of the others do what.
 
-        Sites of one size are taken to cost the same; before the first, no gradient is needed.
+        Sites of one size are assumed to cost the same; before the first site, no gradient is needed.
         """
         now = step_state(self.handover.plan, self.handover.sites, step, self.total)
         first, *others = (

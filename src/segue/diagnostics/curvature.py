@@ -1,4 +1,4 @@
-"""The bias of mixing at random before something curved (proposition 3).
+"""The bias of random mixing before a curved loss (proposition 3).
 
 A random weight r puts the output at Y = T + r D with D = S - T. Its mean is mu = T + E[r] D, but the mean loss there is not the
 loss at the mean: |E psi(Y) - psi(mu)| <= M/2 Var(r) |D|^2, with M the largest curvature of psi on the segment. For a coin
@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from segue.core.handover import Handover
-from segue.diagnostics.gate_distribution import Law, law_of
-from segue.diagnostics.population import chosen_sites, fixed_batches, shares
-from segue.diagnostics.tail import Tail, tails
+from segue.diagnostics.gate_distribution import GateDistribution, fixed_batches, select_sites, site_distributions
+from segue.diagnostics.loss_path import Tail, tails
 from segue.errors import PlanError
 from segue.gates import Gate
 from segue.reporting.formatting import significant
@@ -32,16 +31,16 @@ class Curvature:
     """The largest absolute eigenvalue of a Hessian, by Lanczos' method."""
 
     value: float
-    error: float  # an eigenvalue lies within this distance of `value` or its negative
+    error: float  # an eigenvalue is within this distance of `value` or its negative
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiteBias:
-    """The bias at one site: means over the minibatches, but for what says otherwise."""
+    """The bias at one site: means over the minibatches, unless a comment says otherwise."""
 
     bias: float  # |E psi(Y) - psi(mu)|
     bound: float  # M/2 Var(r) |D|^2
-    along_bound: float  # the same with the curvature along D alone: sharper, and as true
+    along_bound: float  # the same with the curvature along D alone: a sharper bound
     ratio: float  # bias / bound, the largest of all minibatches; 0 where the bound is 0
     curvature: float  # M, the largest of all minibatches and points of the segment
     curvature_error: float  # of that estimate
@@ -54,7 +53,7 @@ class CurvatureBias:
     """What `curvature_bias` found."""
 
     sites: dict[str, SiteBias]
-    points: int  # of each segment that were looked at
+    points: int  # measured on each segment
     iterations: int  # of Lanczos' method, at most
     batches: int
 
@@ -85,32 +84,32 @@ def curvature_bias(
     iterations: int = 24,
     seed: int = 0,
 ) -> CurvatureBias:
-    """Measure how far random mixing at a site moves the expected loss, beside the paper's bound.
+    """Measure how far random mixing at a site moves the expected loss, and the paper's bound.
 
-    The curvature is looked for at so many points of the segment from teacher to student, at each by Lanczos' method with so
-    many Hessian-vector products. The gate is the plan's, or the one given, at the teacher's share `alpha` (None: as it
-    is now); the other gates stay at their means.
+    The curvature is measured at `points` points of the segment from teacher to student, by Lanczos' method with at most
+    `iterations` Hessian-vector products each. The gate is the plan's, or the one given, at `alpha` (None: the present one);
+    the other gates stay at their means.
     """
     if points < 1 or iterations < 1:
         raise PlanError(
-            f"curvature_bias(points={points}, iterations={iterations}) was asked for.",
-            "A curvature that nobody looks for is not 0.",
+            f"points and iterations must be positive, got {points} and {iterations}.",
+            "The curvature is measured by so many iterations at so many points.",
             "9 points and 24 iterations are the defaults.",
         )
     handover.require_teachers("curvature_bias()")
-    laws = {name: law_of(gate or handover.plan.gate, share) for name, share in shares(handover, alpha).items()}
+    distributions = site_distributions(handover, alpha, gate)
     population = fixed_batches(batches, handover)
     found = {}
-    with tails(handover, {name: law.mean for name, law in laws.items()}) as tail:
-        for name in chosen_sites(handover, sites):
-            each = [_bias(tail(name, batch, loss_fn), laws[name], points, iterations, seed) for batch in population]
+    with tails(handover, {name: one.mean for name, one in distributions.items()}) as tail:
+        for name in select_sites(handover, sites):
+            each = [_bias(tail(name, batch, loss_fn), distributions[name], points, iterations, seed) for batch in population]
             found[name] = _joined(each)
     return CurvatureBias(sites=found, points=points, iterations=iterations, batches=len(population))
 
 
-def _bias(tail: Tail, law: Law, points: int, iterations: int, seed: int) -> SiteBias:
-    expected = math.fsum(chance * tail.value(weight) for weight, chance in law.outcomes)
-    bias = 0.0 if law.variance == 0.0 else abs(expected - tail.value(law.mean))
+def _bias(tail: Tail, weights: GateDistribution, points: int, iterations: int, seed: int) -> SiteBias:
+    expected = math.fsum(probability * tail.value(weight) for weight, probability in weights.outcomes)
+    bias = 0.0 if weights.variance == 0.0 else abs(expected - tail.value(weights.mean))
     across = tail.student - tail.teacher
     square = tail.distance**2
     curvature, along = Curvature(value=0.0, error=0.0), 0.0
@@ -120,11 +119,11 @@ def _bias(tail: Tail, law: Law, points: int, iterations: int, seed: int) -> Site
         curvature = max(curvature, here, key=lambda one: one.value)
         if square > 0:
             along = max(along, abs(float((across.double() * product(across).double()).sum())) / square)
-    bound = curvature.value / 2 * law.variance * square
+    bound = curvature.value / 2 * weights.variance * square
     return SiteBias(
         bias=bias,
         bound=bound,
-        along_bound=along / 2 * law.variance * square,
+        along_bound=along / 2 * weights.variance * square,
         ratio=bias / bound if bound > 0 else 0.0,
         curvature=curvature.value,
         curvature_error=curvature.error,
@@ -161,36 +160,36 @@ def largest_curvature(
     (5.0, True)
 
     Lanczos' method with full reorthogonalisation, from a seeded random start. The residual of the best Ritz pair bounds the
-    distance to an eigenvalue; that no larger one was missed is likely, not certain.
+    distance to an eigenvalue; that it finds the largest one is likely, not certain.
     """
     generator = torch.Generator().manual_seed(seed)
     vector = torch.randn(like.numel(), generator=generator, dtype=torch.float64)
     vector /= vector.norm()
     basis: list[Tensor] = []
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     best = Curvature(value=0.0, error=math.inf)
     for _ in range(min(iterations, like.numel())):
         basis.append(vector)
         image = product(vector.reshape(like.shape).to(like)).double().cpu().reshape(-1)
         diagonal.append(float(image @ vector))
-        for _ in range(2):  # once more, for what rounding left
+        for _ in range(2):  # twice, because of rounding
             for one in basis:
                 image = image - (image @ one) * one
         rest = float(image.norm())
-        best = _ritz(diagonal, beside, rest)
+        best = _ritz(diagonal, off_diagonal, rest)
         if rest <= tolerance * max(best.value, 1e-300) or best.error <= tolerance * best.value:
             break
-        beside.append(rest)
+        off_diagonal.append(rest)
         vector = image / rest
     return best
 
 
-def _ritz(diagonal: list[float], beside: list[float], rest: float) -> Curvature:
+def _ritz(diagonal: list[float], off_diagonal: list[float], rest: float) -> Curvature:
     """Return the largest eigenvalue of the tridiagonal matrix, and the residual of its vector."""
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-    if beside:
-        off = torch.tensor(beside, dtype=torch.float64)
+    if off_diagonal:
+        off = torch.tensor(off_diagonal, dtype=torch.float64)
         matrix = matrix + torch.diag(off, 1) + torch.diag(off, -1)
     values, vectors = torch.linalg.eigh(matrix)
     index = int(values.abs().argmax())

@@ -1,11 +1,11 @@
-"""Pictures of what the diagnostics found; matplotlib is asked for only here."""
+"""Figures of what the diagnostics measured; only these need matplotlib."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from segue.errors import MissingExtraError
+from segue.reporting.palette import require_matplotlib
 
 if TYPE_CHECKING:
     from segue.diagnostics.costs import Cost
@@ -18,7 +18,7 @@ INK, SOFT, WARM, COOL = "#222222", "#8a8a8a", "#c2571a", "#1f6f8b"
 
 
 def draw_cost(cost: Cost, path: Path) -> Path:
-    """Draw the operations of every step of a run beside those of student-only training and full-teacher distillation."""
+    """Draw the operations of every step of a run, with those of student-only training and full-teacher distillation."""
     figure, (axes,) = _figure(1)
     scale, unit = _unit(max(cost.per_step))
     axes.plot([flops / scale for flops in cost.per_step], color=COOL, label="this plan", drawstyle="steps-post")
@@ -38,19 +38,19 @@ def draw_loss_path(path: LossPath, place: Path) -> Path:
     figure, (above, below) = _figure(2)
     colour = _shades(len(path.sites))
     for index, (name, site) in enumerate(path.sites.items()):
-        above.plot(path.shares, site.losses, color=colour(index), label=name)
+        above.plot(path.weights, site.losses, color=colour(index), label=name)
         ratios = [rise / bound if bound > 0 else 0.0 for rise, bound in zip(site.rises, site.bounds, strict=True)]
-        below.plot(path.shares[1:], ratios[1:], color=colour(index), label=name)
+        below.plot(path.weights[1:], ratios[1:], color=colour(index), label=name)
     above.set(ylabel="loss", xlim=(0, 1))
-    below.set(xlabel="share of the student", ylabel="rise / bound", xlim=(0, 1), ylim=(0, None))
-    above.set_title("one site moves from its teacher to its student", fontsize=9)
+    below.set(xlabel="weight of the student", ylabel="rise / bound", xlim=(0, 1), ylim=(0, None))
+    above.set_title("one site changes from its teacher to its student", fontsize=9)
     above.legend(frameon=False, fontsize=7, ncols=2, loc="best")
     return _written(figure, place)
 
 
 def draw_variance(found: GateGradientVariance, place: Path) -> Path:
-    """Draw the variance by the gates, one alone and all together, beside the paper's formula and the variance over data."""
-    settings = [("one gate moves", found.alone), ("all gates move", found.together)]
+    """Draw the variance by the gates, one alone and all together, with the paper's formula and the variance over data."""
+    settings = [("one gate varies", found.alone), ("all gates vary", found.together)]
     shown = [(title, setting) for title, setting in settings if setting is not None]
     figure, panels = _figure(len(shown))
     for axes, (title, setting) in zip(panels, shown, strict=True):
@@ -69,7 +69,7 @@ def draw_variance(found: GateGradientVariance, place: Path) -> Path:
 
 
 def draw_curvature(found: CurvatureBias, place: Path) -> Path:
-    """Draw the bias of random mixing beside the paper's bound and the sharper one along the segment."""
+    """Draw the bias of random mixing, with the paper's bound and the sharper one along the segment."""
     figure, (axes,) = _figure(1)
     places = list(range(len(found.sites)))
     series = (
@@ -80,7 +80,7 @@ def draw_curvature(found: CurvatureBias, place: Path) -> Path:
     for name, label, marker, colour in series:
         axes.plot(places, [getattr(site, name) or None for site in found.sites.values()], marker, color=colour, label=label)
     axes.set(ylabel="loss", yscale="log")
-    axes.set_title("bias of mixing at random, beside its bounds", fontsize=9)
+    axes.set_title("bias of random mixing, and its bounds", fontsize=9)
     axes.legend(frameon=False, fontsize=8)
     _name_sites(axes, list(found.sites))
     return _written(figure, place)
@@ -101,12 +101,9 @@ def _shades(count: int) -> Any:
 
 
 def _figure(panels: int) -> tuple[Any, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError(
-            "a picture was to be drawn.", "matplotlib is not installed.", "pip install segue[lab]"
-        ) from None
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(SIZE[0], SIZE[1] * panels), layout="constrained")
     axes = [figure.add_subplot(panels, 1, panel + 1) for panel in range(panels)]
     for one in axes:

@@ -1,11 +1,11 @@
 """How much of a gradient's variance the gates cause (propositions 1 and 2, and the remark on soft gates).
 
-Each student's gradient g depends on the minibatch X and on the gates. The law of total variance parts its variance in two:
+Each student's gradient g depends on the minibatch X and on the gates. By the law of total variance,
 
     Var[g] = E[Var(g | X)] + Var(E[g | X])
               .gate            .data
 
-The variance of a vector is the sum over its entries. The minibatches given are the whole population.
+The variance of a vector is the sum over its entries. The minibatches given are the population.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +25,7 @@ from torch import Tensor, nn
 from segue.core.handover import Handover
 from segue.core.seam import View
 from segue.core.views import gradients, isolated
-from segue.diagnostics.gate_distribution import Law, law_of
-from segue.diagnostics.moments import Estimate, Moments, standard_error
-from segue.diagnostics.population import chosen_sites, fixed_batches, shares
+from segue.diagnostics.gate_distribution import GateDistribution, fixed_batches, select_sites, site_distributions
 from segue.errors import PlanError
 from segue.gates import Gate, Noise
 from segue.reporting.formatting import significant
@@ -34,7 +33,7 @@ from segue.training.tasks import LossFn
 
 MOST_OUTCOMES = 4096  # twelve coins
 EXACT = "exact"
-BLOCKS = 8  # draws are cut into so many blocks, whose spread gives the standard error
+BLOCKS = 8  # of draws, whose spread gives the standard error
 
 Weights = Mapping[str, float]
 Vectors = dict[str, Tensor]  # a student's gradient as one vector, by site
@@ -50,17 +49,17 @@ class Variance:
     standard_error: float  # of `gate`: 0 where it is exact
 
     @property
-    def whole(self) -> float:
+    def total(self) -> float:
         return self.gate + self.data
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The variances with a certain choice of gates that move."""
+    """The variances when one gate varies at a time, or all do."""
 
     sites: dict[str, Variance]
-    how: str
-    error: float  # of the total: sites that share their draws do not err independently
+    how: str  # exact, quadrature or the number of draws
+    error: float  # of the total: the errors of sites that share their draws are not independent
 
     @property
     def total(self) -> Variance:
@@ -102,14 +101,16 @@ NO_SLOPE = Slope(variance=0.0, mean_square=0.0, square=0.0)
 class GateGradientVariance:
     """What `gate_gradient_variance` found."""
 
-    alone: Setting | None  # one gate moves at a time, the others stay at their means: the paper's setting; or not asked for
-    together: Setting  # all gates move, as they do in training
-    slopes: dict[str, Slope]  # not measured at a site without chance unless `alone` was asked for
-    laws: dict[str, Law] = field(repr=False)
+    alone: (
+        Setting | None
+    )  # one gate varies at a time, the others stay at their means: the paper's setting; None if not requested
+    together: Setting  # all gates vary, as in training
+    slopes: dict[str, Slope]  # measured at deterministic gates only with `alone`
+    distributions: dict[str, GateDistribution] = field(repr=False)
     batches: int
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Draw both settings site by site, beside the paper's formula; needs matplotlib."""
+        """Draw both settings site by site, with the paper's formula; needs matplotlib."""
         from segue.diagnostics.figures import draw_variance
 
         return draw_variance(self, Path(path))
@@ -118,7 +119,7 @@ class GateGradientVariance:
         """Write a Markdown table, one line per site and the total."""
         settings = {"alone": self.alone, "together": self.together}
         rows = [
-            "| site | gates that move | by the gates | standard error | the paper's formula | over data |",
+            "| site | gates that vary | by the gates | standard error | the paper's formula | over data |",
             "|---|---|---|---|---|---|",
         ]
         for name, setting in settings.items():
@@ -144,108 +145,112 @@ def gate_gradient_variance(
     """Measure how much of the variance of the students' gradients the gates cause, and how much the data.
 
     Exact by enumeration where the gates have few outcomes (one site; up to twelve coins), by quadrature for one soft gate, and
-    by `draws` seeded draws per minibatch with a standard error otherwise. `alpha` is the teacher's share at every site; None
-    takes the shares as they are now. `gate` asks what another gate would do with the same weights. `batches` is the population
-    of minibatches, `loss_fn(model, batch)` the task's loss: guidance is left out, as in the paper. Everything runs in
-    evaluation, so that dropout adds nothing; the run is not touched.
+    by `draws` seeded draws per minibatch with a standard error otherwise. `alpha` applies at every site; None means the present
+    alphas. `gate` measures another gate than the plan's, with the same students. `batches` is the population of minibatches,
+    `loss_fn(model, batch)` the task's loss; guidance is not part of it, as in the paper. The model runs in eval mode, so that
+    dropout adds nothing; the run is not changed.
     """
     if draws < 4:
-        raise PlanError(f"draws={draws} was asked for.", "A variance and its error need at least 4.", "64 is the default.")
+        raise PlanError(f"draws must be at least 4, got {draws}.", "A variance and its error need 4.", "64 is the default.")
     handover.require_teachers("gate_gradient_variance()")
-    laws = {name: law_of(gate or handover.plan.gate, share) for name, share in shares(handover, alpha).items()}
-    names = chosen_sites(handover, sites)
+    distributions = site_distributions(handover, alpha, gate)
+    names = select_sites(handover, sites)
     population = fixed_batches(batches, handover)
     with isolated(handover):
-        measure = _Measurement(handover, population, loss_fn, laws, draws, most_outcomes, seed)
+        measure = _Measurement(handover, population, loss_fn, distributions, draws, most_outcomes, seed)
         slopes: dict[str, Slope] = {}
         apart: dict[str, Variance] = {}
         for name in names:
-            slopes[name] = measure.slope(name) if alone or laws[name].variance > 0 else NO_SLOPE
-            if alone or len(laws) == 1:
+            slopes[name] = measure.slope(name) if alone or distributions[name].variance > 0 else NO_SLOPE
+            if alone or len(distributions) == 1:
                 apart[name] = measure.alone(name, slopes[name])
             measure.forget()
         error = math.sqrt(math.fsum(site.standard_error**2 for site in apart.values()))
         one_by_one = Setting(sites=apart, how=measure.how_alone(names), error=error) if apart else None
-        together = one_by_one if one_by_one and len(laws) == 1 else measure.together(slopes)
+        together = one_by_one if one_by_one and len(distributions) == 1 else measure.together(slopes)
     return GateGradientVariance(
-        alone=one_by_one, together=together, slopes=slopes, laws={name: laws[name] for name in names}, batches=len(population)
+        alone=one_by_one,
+        together=together,
+        slopes=slopes,
+        distributions={name: distributions[name] for name in names},
+        batches=len(population),
     )
 
 
 class _Measurement:
-    """One call of gate_gradient_variance, the handover being set aside."""
+    """One call of gate_gradient_variance, inside `isolated(handover)`."""
 
     def __init__(
         self,
         handover: Handover,
         batches: list[Any],
         loss_fn: LossFn,
-        laws: dict[str, Law],
+        distributions: dict[str, GateDistribution],
         draws: int,
         most_outcomes: int,
         seed: int,
     ) -> None:
-        self.handover, self.batches, self.loss_fn, self.laws = handover, batches, loss_fn, laws
+        self.handover, self.batches, self.loss_fn, self.distributions = handover, batches, loss_fn, distributions
         self.most_outcomes, self.seed = most_outcomes, seed
         self.blocks = min(BLOCKS, draws // 2)
         self.draws = draws // self.blocks * self.blocks
-        self.means = {name: law.mean for name, law in laws.items()}
+        self.means = {name: distribution.mean for name, distribution in distributions.items()}
         self._known: dict[tuple[int, str, float], Tensor] = {}
         for seam in handover.seams.values():
             seam.configure(view=View.BLEND, hold=False)
 
     def slope(self, name: str) -> Slope:
         """Return the moments of a at one site."""
-        at = self.laws[name].heard
+        at = self.distributions[name].mean_above_zero
         if at == 0.0:
             return NO_SLOPE
-        over_data = Moments()
+        over_data = _Moments()
         for index in range(len(self.batches)):
             over_data.add(self._one(index, name, at) / at)
         mean_square = over_data.mean.square().sum().item()
         return Slope(variance=over_data.variance, mean_square=mean_square, square=over_data.variance + mean_square)
 
     def alone(self, name: str, slope: Slope) -> Variance:
-        """Let the gate of one site move."""
-        law = self.laws[name]
-        known = self._is_known(law)
+        """Vary the gate of one site."""
+        distribution = self.distributions[name]
+        known = self._is_known(distribution)
 
         def gradient(index: int, weights: Weights) -> Vectors:
             return {name: self._one(index, name, weights[name])}
 
-        outcomes = [({name: weight}, chance) for weight, chance in law.outcomes] if known else None
-        found = self._estimates([name], gradient, outcomes, integrated=not law.exact)
-        return _variance(found[name], law.variance * slope.square)
+        outcomes = [({name: weight}, probability) for weight, probability in distribution.outcomes] if known else None
+        found = self._estimates([name], gradient, outcomes, integrated=not distribution.exact)
+        return _variance(found[name], distribution.variance * slope.square)
 
     def together(self, slopes: dict[str, Slope]) -> Setting:
-        """Let the gates of all sites move, independently."""
-        finite = all(law.exact for law in self.laws.values())
-        few = finite and math.prod(len(law.outcomes) for law in self.laws.values()) <= self.most_outcomes
+        """Vary the gates of all sites independently."""
+        every = self.distributions.values()
+        few = all(one.exact for one in every) and math.prod(len(one.outcomes) for one in every) <= self.most_outcomes
 
         def gradient(index: int, weights: Weights) -> Vectors:
             return self._gradients(index, list(slopes), weights)
 
-        found = self._estimates(list(slopes), gradient, list(_product(self.laws)) if few else None)
+        found = self._estimates(list(slopes), gradient, list(_product(self.distributions)) if few else None)
         return Setting(
-            sites={name: _variance(one, self.laws[name].variance * slopes[name].square) for name, one in found.items()},
+            sites={n: _variance(one, self.distributions[n].variance * slopes[n].square) for n, one in found.items()},
             how=EXACT if few else f"{self.draws} draws",
-            error=standard_error(list(found.values())),
+            error=_standard_error(list(found.values())),
         )
 
     def how_alone(self, names: list[str]) -> str:
-        """Say how the gates were moved one by one."""
+        """Say how the gates vary one by one."""
         hows = {
-            f"{self.draws} draws" if not self._is_known(law) else EXACT if law.exact else "quadrature"
-            for law in (self.laws[name] for name in names)
+            f"{self.draws} draws" if not self._is_known(one) else EXACT if one.exact else "quadrature"
+            for one in (self.distributions[name] for name in names)
         }
         return ", ".join(sorted(hows))
 
     def forget(self) -> None:
-        """Let go of the gradients of a site that is done."""
+        """Free the gradients of a site that is done."""
         self._known.clear()
 
-    def _is_known(self, law: Law) -> bool:
-        return not law.drawn and len(law.outcomes) <= self.most_outcomes
+    def _is_known(self, distribution: GateDistribution) -> bool:
+        return not distribution.drawn and len(distribution.outcomes) <= self.most_outcomes
 
     def _estimates(
         self,
@@ -253,64 +258,137 @@ class _Measurement:
         gradient: Callable[[int, Weights], Vectors],
         outcomes: list[tuple[dict[str, float], float]] | None,
         integrated: bool = False,
-    ) -> dict[str, Estimate]:
-        found = {name: Estimate() for name in names}
+    ) -> dict[str, _VarianceParts]:
+        found = {name: _VarianceParts() for name in names}
         for index in range(len(self.batches)):
-            whole = {name: Moments() for name in names}
+            total = {name: _Moments() for name in names}
             if outcomes is not None:
-                coarse = {name: Moments() for name in names}
-                for node, (weights, chance) in enumerate(outcomes):
+                coarse = {name: _Moments() for name in names}
+                for node, (weights, probability) in enumerate(outcomes):
                     for name, vector in gradient(index, weights).items():
-                        whole[name].add(vector, chance)
+                        total[name].add(vector, probability)
                         if integrated and node % 2 == 0:
-                            coarse[name].add(vector, chance)
+                            coarse[name].add(vector, probability)
                 for name in names:
-                    found[name].enumerated(whole[name], coarse[name] if integrated else None)
+                    found[name].enumerated(total[name], coarse[name] if integrated else None)
                 continue
-            blocks = {name: [Moments() for _ in range(self.blocks)] for name in names}
+            blocks = {name: [_Moments() for _ in range(self.blocks)] for name in names}
             for draw in range(self.draws):
                 for name, vector in gradient(index, self._drawn(index, draw)).items():
-                    whole[name].add(vector)
+                    total[name].add(vector)
                     blocks[name][draw % self.blocks].add(vector)
             for name in names:
-                found[name].drawn(whole[name], blocks[name])
+                found[name].drawn(total[name], blocks[name])
         return found
 
     def _drawn(self, index: int, draw: int) -> dict[str, float]:
         step = index * self.draws + draw
-        return {name: law.draw(Noise(self.seed, step, f"measured/{name}")) for name, law in self.laws.items()}
+        return {name: one.draw(Noise(self.seed, step, f"measured/{name}")) for name, one in self.distributions.items()}
 
     def _one(self, index: int, name: str, weight: float) -> Tensor:
-        """Return the gradient at one site with the other gates at their means; the slope's is kept for an outcome like it."""
+        """Return the gradient at one site with the other gates at their means; the slope's is kept for an equal outcome."""
         key = index, name, weight
         found = self._known.get(key)
         if found is None:
             found = self._gradients(index, [name], {**self.means, name: weight})[name]
-            if weight == self.laws[name].heard:
+            if weight == self.distributions[name].mean_above_zero:
                 self._known[key] = found
         return found
 
     def _gradients(self, index: int, names: list[str], weights: Weights) -> Vectors:
-        """Return the gradients of students as vectors; one that is not heard has none, so nothing is computed for it."""
+        """Return the gradients of students as vectors; nothing is computed for a student of weight 0."""
         seams = self.handover.seams
         for name, seam in seams.items():
             seam.set_weight(weights[name], weights[name])
-        heard = [name for name in names if weights[name] > 0.0]
+        active = [name for name in names if weights[name] > 0.0]
         parameters = {name: [p for p in seams[name].student.parameters() if p.requires_grad] for name in names}
-        flat = [p for name in heard for p in parameters[name]]
+        flat = [p for name in active for p in parameters[name]]
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(0)
             outputs = [self.loss_fn(self.handover.model, self.batches[index])] if flat else []
             taken = iter(gradients(self.handover.model, [x for x in outputs if x.requires_grad], flat))
-        return {name: _vector(parameters[name], taken if name in heard else itertools.repeat(None)) for name in names}
+        return {name: _vector(parameters[name], taken if name in active else itertools.repeat(None)) for name in names}
 
 
-def _variance(found: Estimate, predicted: float) -> Variance:
-    return Variance(gate=found.gate, data=found.data, predicted=predicted, standard_error=standard_error([found]))
+class _Moments:
+    """The mean of weighted vectors and their squared distance from it, vector by vector."""
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.spread = 0.0
+        self._mean: Tensor | None = None
+
+    def add(self, vector: Tensor, weight: float = 1.0) -> None:
+        self.weight += weight
+        if self._mean is None:
+            self._mean = vector.clone()
+            return
+        off = vector - self._mean
+        self._mean += off * (weight / self.weight)
+        self.spread += weight * torch.dot(off, vector - self._mean).item()
+
+    @property
+    def mean(self) -> Tensor:
+        assert self._mean is not None
+        return self._mean
+
+    @property
+    def variance(self) -> float:
+        """Of the population: exactly 0 if all vectors are equal."""
+        return self.spread / self.weight
+
+
+class _VarianceParts:
+    """The two parts of a gradient's variance at one site, minibatch by minibatch."""
+
+    def __init__(self) -> None:
+        self.gates: list[float] = []
+        self.coarse: list[float] = []  # by a quadrature with half the nodes
+        self.blocks: list[list[float]] = []  # by the draws of each block
+        self.draws = math.inf
+        self.over_data = _Moments()
+
+    def enumerated(self, total: _Moments, coarse: _Moments | None) -> None:
+        """Add a minibatch whose outcomes are all known, or the nodes of a quadrature with those of a coarser one."""
+        self.gates.append(total.variance)
+        self.coarse.append((coarse or total).variance)
+        self.over_data.add(total.mean)
+
+    def drawn(self, total: _Moments, blocks: list[_Moments]) -> None:
+        """Add a minibatch whose gates were drawn, in blocks."""
+        self.gates.append(total.spread / (total.weight - 1))
+        self.blocks.append([block.spread / (block.weight - 1) for block in blocks])
+        self.draws = total.weight
+        self.over_data.add(total.mean)
+
+    @property
+    def gate(self) -> float:
+        """The variance by the gates, mean over the minibatches."""
+        return math.fsum(self.gates) / len(self.gates)
+
+    @property
+    def data(self) -> float:
+        """The variance over the minibatches, corrected for the variance of the means over draws."""
+        return self.over_data.variance - (1 - 1 / len(self.gates)) * self.gate / self.draws
+
+
+def _standard_error(sites: list[_VarianceParts]) -> float:
+    """Return the error of the sum over sites that share their minibatches and draws."""
+    count = len(sites[0].gates)
+    if sites[0].blocks:
+        batches = zip(*(one.blocks for one in sites), strict=True)
+        sums = [[math.fsum(each) for each in zip(*blocks, strict=True)] for blocks in batches]
+        return math.sqrt(math.fsum(statistics.variance(blocks) / len(blocks) for blocks in sums)) / count
+    pairs = [pair for one in sites for pair in zip(one.gates, one.coarse, strict=True)]
+    return math.sqrt(math.fsum((fine - coarse) ** 2 for fine, coarse in pairs)) / count
+
+
+def _variance(found: _VarianceParts, predicted: float) -> Variance:
+    return Variance(gate=found.gate, data=found.data, predicted=predicted, standard_error=_standard_error([found]))
 
 
 def _vector(parameters: list[nn.Parameter], gradients: Iterator[Tensor | None]) -> Tensor:
-    """Join the gradients of parameters into one vector of double precision."""
+    """Join the gradients of parameters into one vector in double precision."""
     pieces = [
         torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device) if gradient is None else gradient.double()
         for parameter, gradient in zip(parameters, gradients, strict=False)
@@ -318,8 +396,8 @@ def _vector(parameters: list[nn.Parameter], gradients: Iterator[Tensor | None]) 
     return torch.cat([piece.reshape(-1) for piece in pieces]) if pieces else torch.zeros(0, dtype=torch.float64)
 
 
-def _product(laws: dict[str, Law]) -> Iterator[tuple[dict[str, float], float]]:
+def _product(distributions: dict[str, GateDistribution]) -> Iterator[tuple[dict[str, float], float]]:
     """Combine the outcomes of independent gates."""
-    for combined in itertools.product(*(law.outcomes for law in laws.values())):
-        weights = {name: weight for name, (weight, _) in zip(laws, combined, strict=True)}
-        yield weights, math.prod(chance for _, chance in combined)
+    for combined in itertools.product(*(one.outcomes for one in distributions.values())):
+        weights = {name: weight for name, (weight, _) in zip(distributions, combined, strict=True)}
+        yield weights, math.prod(probability for _, probability in combined)

@@ -1,6 +1,6 @@
-"""The loss on the way from a teacher's output to its student's (proposition 4).
+"""The loss on the path from a teacher's output to its student's (proposition 4), and as a function of one site's output.
 
-Along y(s) = T + s (S - T), s being the student's share, |f(y(s)) - f(T)| <= L s |S - T|, with L the largest gradient norm of
+Along y(s) = T + s (S - T), s being the student's weight, |f(y(s)) - f(T)| <= L s |S - T|, with L the largest gradient norm of
 the loss f on the segment.
 """
 
@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from segue.core.blending import first_floating, merge
 from segue.core.handover import Handover
-from segue.diagnostics.gate_distribution import law_of
-from segue.diagnostics.population import chosen_sites, fixed_batches, shares
-from segue.diagnostics.tail import Tail, tails
-from segue.errors import PlanError
+from segue.core.seam import View, Watch
+from segue.core.views import isolated
+from segue.diagnostics.gate_distribution import fixed_batches, select_sites, site_distributions
+from segue.errors import HandoverError, PlanError
 from segue.reporting.formatting import significant
 from segue.training.tasks import LossFn
 
 
 @dataclass(frozen=True, kw_only=True)
 class SitePath:
-    """The way at one site, in means over the minibatches; an inequality that holds for each holds for them."""
+    """The path at one site, as means over the minibatches; an inequality that holds for each holds for their mean."""
 
-    losses: tuple[float, ...]  # f(y(s)) at every share
+    losses: tuple[float, ...]  # f(y(s)) at every weight
     rises: tuple[float, ...]  # |f(y(s)) - f(T)|
     bounds: tuple[float, ...]  # L s |S - T|
-    lipschitz: float  # L, of the points that were looked at
+    lipschitz: float  # L, over the measured points
     distance: float  # |S - T|
 
     @property
@@ -42,7 +48,7 @@ class SitePath:
 class LossPath:
     """What `loss_path` found."""
 
-    shares: tuple[float, ...]  # of the student, from 0 to 1: one minus our alpha, the paper's alpha of proposition 4
+    weights: tuple[float, ...]  # of the student, from 0 to 1: one minus our alpha, the paper's alpha of proposition 4
     sites: dict[str, SitePath]
     batches: int
 
@@ -58,7 +64,7 @@ class LossPath:
         return "\n".join(rows)
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Draw the loss along the way at every site, and the rise beside its bound; needs matplotlib."""
+        """Draw the loss along the path at every site, and its rise relative to the bound; needs matplotlib."""
         from segue.diagnostics.figures import draw_loss_path
 
         return draw_loss_path(self, Path(path))
@@ -73,31 +79,31 @@ def loss_path(
     *,
     points: int = 21,
 ) -> LossPath:
-    """Follow the loss from each site's teacher to its student, beside the paper's bound.
+    """Measure the loss from each site's teacher to its student, and the paper's bound.
 
-    One site moves at a time; the gates of the others stay at their means at the teacher's share `alpha` (None: as it is now).
+    One site changes at a time; the gates of the others stay at their means at `alpha` (None: their present alphas).
     """
     if points < 2:
-        raise PlanError(f"loss_path(points={points}) was asked for.", "A way has two ends.", "21 is the default.")
+        raise PlanError(f"points must be at least 2, got {points}.", "A path has two ends.", "21 is the default.")
     handover.require_teachers("loss_path()")
-    means = {name: law_of(handover.plan.gate, share).mean for name, share in shares(handover, alpha).items()}
+    means = {name: one.mean for name, one in site_distributions(handover, alpha).items()}
     population = fixed_batches(batches, handover)
     steps = tuple(point / (points - 1) for point in range(points))
     with tails(handover, means) as tail:
         found = {
             name: _joined([_path(tail(name, batch, loss_fn), steps) for batch in population])
-            for name in chosen_sites(handover, sites)
+            for name in select_sites(handover, sites)
         }
-    return LossPath(shares=steps, sites=found, batches=len(population))
+    return LossPath(weights=steps, sites=found, batches=len(population))
 
 
 def _path(tail: Tail, steps: tuple[float, ...]) -> SitePath:
-    losses, slopes = zip(*(tail.slope(share) for share in steps), strict=True)
+    losses, slopes = zip(*(tail.slope(weight) for weight in steps), strict=True)
     lipschitz = max(slopes)
     return SitePath(
         losses=losses,
         rises=tuple(abs(loss - losses[0]) for loss in losses),
-        bounds=tuple(lipschitz * share * tail.distance for share in steps),
+        bounds=tuple(lipschitz * weight * tail.distance for weight in steps),
         lipschitz=lipschitz,
         distance=tail.distance,
     )
@@ -114,3 +120,125 @@ def _joined(each: list[SitePath]) -> SitePath:
         lipschitz=max(one.lipschitz for one in each),
         distance=math.fsum(one.distance for one in each) / len(each),
     )
+
+
+@contextmanager
+def tails(handover: Handover, weights: dict[str, float]) -> Iterator[Callable[[str, Any, LossFn], Tail]]:
+    """Fix the student's weight at every site and yield a function that makes tails; the run is not changed.
+
+    Attention runs as plain matrix products here: the fused kernels have no second derivative.
+    """
+    with isolated(handover), _frozen(handover.model), _gathered(handover.model), sdpa_kernel(SDPBackend.MATH):
+        for name, seam in handover.seams.items():
+            seam.configure(view=View.BLEND, hold=False)
+            seam.teacher_gradient = True  # the derivatives of the loss itself, whatever the plan stops in training
+            seam.set_weight(weights[name], weights[name])
+        yield lambda site, batch, loss_fn: Tail(handover, site, batch, loss_fn)
+
+
+class Tail:
+    """psi(y): the loss on one minibatch if a site returned y, with everything before it and every other gate fixed."""
+
+    def __init__(self, handover: Handover, site: str, batch: Any, loss_fn: LossFn) -> None:
+        self.model = handover.model
+        self.seam = handover.seams[site]
+        self.batch = batch
+        self.loss_fn = loss_fn
+        with torch.no_grad(), handover.recording(Watch.PAIR):
+            self._run()
+            pairs = self.seam.records
+        if len(pairs) != 1:
+            raise HandoverError(
+                f"site {site!r} must be called once per forward, got {len(pairs)} calls.",
+                "The loss is measured as a function of its one output.",
+                "select other sites.",
+            )
+        self.teacher, self.student = (output.detach().clone() for output in pairs[0])
+
+    @property
+    def distance(self) -> float:
+        """|S - T|, over the minibatch."""
+        return float((self.student.double() - self.teacher.double()).norm().item())
+
+    def at(self, weight: float) -> Tensor:
+        """Return the output at this weight of the student, as a leaf for gradients."""
+        return torch.lerp(self.teacher, self.student, weight).requires_grad_(True)
+
+    def __call__(self, y: Tensor) -> Tensor:
+        """Return the loss if the site returned y."""
+        with self._returning(y):
+            return self._run()
+
+    @contextmanager
+    def _returning(self, y: Tensor) -> Iterator[None]:
+        """Let the site return y: in a forward, and in a backward too, where activation checkpointing recomputes it."""
+
+        def instead(module: nn.Module, args: Any, output: Any) -> Any:
+            first = first_floating(output, self.seam.site)
+            return merge(output, output, lambda x, _: y if x is first else x, self.seam.site)
+
+        handle = self.seam.register_forward_hook(instead)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def value(self, weight: float) -> float:
+        """Return the loss at a weight of the student."""
+        with torch.no_grad():
+            return self(self.at(weight)).item()
+
+    def slope(self, weight: float) -> tuple[float, float]:
+        """Return the loss at a weight of the student, and the norm of its gradient there."""
+        y = self.at(weight)
+        with torch.enable_grad(), self._returning(y):
+            loss = self._run()
+            (gradient,) = torch.autograd.grad(loss, y)
+        return loss.item(), gradient.double().norm().item()
+
+    def curvature(self, weight: float) -> Callable[[Tensor], Tensor]:
+        """Return the product of the loss's Hessian at a weight of the student with any vector."""
+        y = self.at(weight)
+        with torch.enable_grad(), self._returning(y):
+            (gradient,) = torch.autograd.grad(self._run(), y, create_graph=True)
+        if not gradient.requires_grad:  # the loss is linear in y
+            return torch.zeros_like
+
+        def product(vector: Tensor) -> Tensor:
+            with self._returning(y):
+                (found,) = torch.autograd.grad(gradient, y, vector.to(y), retain_graph=True, allow_unused=True)
+            return torch.zeros_like(vector) if found is None else found.detach()
+
+        return product
+
+    def _run(self) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.loss_fn(self.model, self.batch)
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Freeze all parameters, so that graphs begin at the site."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _gathered(model: nn.Module) -> Iterator[None]:
+    """Keep what FSDP2 gathers until the end: a second derivative needs it again and does not gather."""
+    units: list[Any] = [module for module in model.modules() if hasattr(module, "set_reshard_after_backward")]
+    for unit in units:
+        unit.set_reshard_after_backward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.set_reshard_after_backward(True, recurse=False)
+            unit.reshard()

@@ -1,4 +1,4 @@
-"""A recorder: the paper's quantities at the looks of a run, on a few minibatches."""
+"""A recorder: the paper's quantities at the evaluations of a run, on a few minibatches."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 from segue.core.handover import Handover
 from segue.diagnostics.curvature import curvature_bias
-from segue.diagnostics.gate_distribution import law_of
+from segue.diagnostics.gate_distribution import select_sites, site_distributions
 from segue.diagnostics.gradient_variance import gate_gradient_variance
 from segue.diagnostics.loss_path import loss_path
-from segue.diagnostics.population import chosen_sites
 from segue.errors import PlanError, nearest
 from segue.training.batches import mapped, size
 from segue.training.tasks import LossFn
@@ -20,11 +19,11 @@ MEASURES = (VARIANCE, CURVATURE, PATH)
 
 
 class Recorder:
-    """Measure a running handover as it stands, by site; give it to `segue.fit(..., measure=...)`, or call it yourself.
+    """Measure a running handover at its present step, by site; pass it to `segue.fit(..., measure=...)`, or call it.
 
-    All gates move. The number of draws is small, so single values are noisy; means over looks and seeds are less so. Curvature
-    and path take many passes, so they see only a few `examples` of the first minibatch. `at` names the steps at which to
-    measure (by default, whenever it is called). Once teachers are released there is nothing to measure.
+    All gates vary. The number of draws is small, so single values are noisy; means over evaluations and seeds are less so.
+    Curvature and path take many passes, so they use only the first `examples` of the first minibatch. `at` names the steps at
+    which to measure (by default, whenever it is called). Once teachers are released there is nothing to measure.
     """
 
     def __init__(
@@ -43,7 +42,9 @@ class Recorder:
         for measure in measures:
             if measure not in MEASURES:
                 raise PlanError(
-                    f"the measure {measure!r} was to be recorded.", nearest(measure, list(MEASURES)), "these are the measures."
+                    f"{measure!r} is not a measure.",
+                    nearest(measure, list(MEASURES)),
+                    f"the measures are {', '.join(MEASURES)}.",
                 )
         self.batches = list(batches)
         self.few = [_first(examples, batch) for batch in self.batches[:1]]
@@ -56,7 +57,7 @@ class Recorder:
         self.at = None if at is None else frozenset(at)
 
     def __call__(self, handover: Handover) -> dict[str, dict[str, float]]:
-        """Return what was found, by quantity and site."""
+        """Return the measured values, by quantity and site."""
         skipped = self.at is not None and handover.steps_done not in self.at
         if skipped or any(seam.teacher is None for seam in handover.seams.values()):
             return {}
@@ -86,8 +87,8 @@ class Recorder:
         }
 
     def _curvature(self, handover: Handover) -> dict[str, dict[str, float]]:
-        if not any(law_of(handover.plan.gate, alpha).variance for alpha in handover.alphas.values()):
-            nothing = dict.fromkeys(chosen_sites(handover, self.sites), 0.0)  # no chance, no bias, and no need to look
+        if not any(one.variance for one in site_distributions(handover, None).values()):
+            nothing = dict.fromkeys(select_sites(handover, self.sites), 0.0)  # a deterministic gate has no bias
             return {"curvature_bias": nothing, "curvature_bound": dict(nothing)}
         result = curvature_bias(
             handover, self.few, self.loss_fn, None, self.sites, points=self.points, iterations=self.iterations
@@ -106,6 +107,6 @@ class Recorder:
 
 
 def _first(examples: int, batch: Any) -> Any:
-    """Take the first examples of a batch; a tensor that does not count them stays whole."""
+    """Return the first examples of a batch; tensors of another length stay as they are."""
     rows = size(batch)
     return mapped(lambda tensor: tensor[:examples] if tensor.dim() and len(tensor) == rows else tensor, batch)

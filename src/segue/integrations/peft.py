@@ -1,4 +1,4 @@
-"""PEFT saves its adapters and nothing else: students travel along."""
+"""PEFT models: PEFT saves its adapters only, so the students are saved and loaded with them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FILE = "segue_students.safetensors"
 
 
 def is_peft(model: Any) -> bool:
-    """Tell whether PEFT wraps a model."""
+    """Return whether PEFT wraps a model."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def base_of(model: Any) -> Any:
-    """Return the model inside PEFT's wrapper: its names are those of the plain model, and merging leaves it behind."""
+    """Return the model inside PEFT's wrapper: it has the names of the plain model and remains after merging."""
     return model.get_base_model() if is_peft(model) else model
 
 
-def carry_students(model: Any, driver: Driver) -> None:
-    """Let a PEFT model save what the handover trains beside its adapters, and load it with them."""
+def save_students_with_adapters(model: Any, driver: Driver) -> None:
+    """Make a PEFT model save and load what the handover trains together with its adapters."""
     save, load = model.save_pretrained, model.load_adapter
 
     @wraps(save)
@@ -37,13 +37,9 @@ def carry_students(model: Any, driver: Driver) -> None:
         if driver.running:
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _trained(driver.handover).items()}
             tensor_files.write(Path(save_directory) / FILE, tensors)
-            return
-        warnings.warn(
-            f"{save_directory} holds the adapters only, because PEFT saves nothing else; the students are in the model: save "
-            "model.merge_and_unload().",
-            SegueWarning,
-            stacklevel=2,
-        )
+        else:
+            text = f"{save_directory} has the adapters and not the students: save model.merge_and_unload() instead."
+            warnings.warn(text, SegueWarning, stacklevel=2)
 
     @wraps(load)
     def load_adapter(model_id: str, *args: Any, **kwargs: Any) -> Any:
@@ -52,9 +48,9 @@ def carry_students(model: Any, driver: Driver) -> None:
         stored = tensor_files.read(file) if file.exists() else {}
         if stored.keys() != targets.keys():
             raise CheckpointError(
-                f"students and adapters were to be loaded from {model_id}.",
-                f"Its {FILE} holds {len(stored)} tensors, the handover trains {len(targets)}.",
-                "load a checkpoint that a HandoverCallback with the same plan has written.",
+                f"{model_id} does not contain the students of this handover.",
+                f"Its {FILE} has {len(stored)} tensors, the handover trains {len(targets)}.",
+                "load a checkpoint that was written by a HandoverCallback with the same plan.",
             )
         driver.handover.model.load_state_dict(stored, strict=False)
         return result

@@ -51,9 +51,9 @@ class Run:
     teacher: Teacher
     recipe: Recipe
     batch: int = 128
-    share: float = 1.0  # of the training data, available to the replacement
-    looks: tuple[int, ...] | int = 20
-    diagnostics: tuple[str, ...] = (VARIANCE,)  # what is measured at the looks beside scores: see diagnostics.recorder
+    data_fraction: float = 1.0  # of the training data, available to the replacement
+    evaluations: tuple[int, ...] | int = 20  # at which steps, or how many
+    diagnostics: tuple[str, ...] = (VARIANCE,)  # measured at every evaluation: see diagnostics.recorder
     seed: int = 0
 
     @property

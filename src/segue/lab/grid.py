@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from segue.errors import ConfigError, MissingExtraError, nearest
+from segue.errors import ConfigError, MissingExtraError, SegueError, nearest
 from segue.lab.config import Run
 from segue.lab.run import is_finished, run_alone
 from segue.reporting.formatting import duration
@@ -29,40 +29,40 @@ from segue.training.progress import Progress
 class Experiment:
     """Where a list of runs comes from: a file with a function `runs`, and the options it gets.
 
-    Each worker asks the file itself, so a run may hold anything that Python can write, and nothing is pickled.
+    Each worker reads the file itself, so a run may hold anything that Python can express, and nothing is pickled.
     """
 
     place: str  # a file, or the name of a module
     options: dict[str, Any] = field(default_factory=dict)
 
     def runs(self) -> list[Run]:
-        """Ask for the runs."""
+        """Return the runs."""
         function = getattr(self._module(), "runs", None)
         if not callable(function):
             raise ConfigError(
-                f"the experiment {self.place} was to be read.",
-                "It has no function `runs`.",
+                f"the experiment {self.place} has no function `runs`.",
+                "Segue calls it to get the runs.",
                 "write `def runs(seeds=3): return [...]`, a function that returns a list of Run.",
             )
         known = list(inspect.signature(function).parameters)
         for name in self.options:
             if name not in known:
                 raise ConfigError(
-                    f"the option {name!r} was given to the experiment {self.place}.", nearest(name, known), "see its `runs`."
+                    f"the experiment {self.place} has no option {name!r}.", nearest(name, known), "see its `runs`."
                 )
         runs = function(**self.options)
         if not (isinstance(runs, list | tuple) and runs and all(isinstance(run, Run) for run in runs)):
             raise ConfigError(
-                f"the experiment {self.place} was to be read.",
-                f"Its `runs` returned {runs!r:.60}, which is not a list of Run.",
-                "return [scale.run(variant, seed=seed), ...].",
+                f"`runs` of the experiment {self.place} must return a list of Run.",
+                f"It returns {runs!r:.60}.",
+                "return [preset.run(variant, seed=seed), ...].",
             )
         names = [run.name for run in runs]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(
-                f"the experiment {self.place} was to be read.",
-                f"It has two runs called {min(twice)!r}.",
-                "runs differ in method, group or seed; give them different groups.",
+                f"the experiment {self.place} has two runs called {min(twice)!r}.",
+                "A run's name is its method, group and seed.",
+                "give the two runs different groups.",
             )
         return list(runs)
 
@@ -86,8 +86,8 @@ class Experiment:
 
     def _absent(self, kind: str) -> ConfigError:
         return ConfigError(
-            f"the experiment {self.place} was to be read.",
-            f"There is no such {kind}.",
+            f"there is no experiment {self.place}.",
+            f"No {kind} has that name.",
             "give a file with a function `runs`, or the name of a module that has one.",
         )
 
@@ -106,9 +106,11 @@ def run_grid(experiment: Experiment, out: Path, *, workers: int = 1, engine: str
     """Carry out every run that has no result yet, and return how each ended; a failed run does not stop the others."""
     engines: dict[str, Callable[..., Iterator[Outcome]]] = {"local": _in_processes, "ray": _on_ray}
     if engine not in engines:
-        raise ConfigError(f"the engine {engine!r} was asked for.", nearest(engine, list(engines)), "the default is local.")
+        raise ConfigError(f"there is no engine {engine!r}.", nearest(engine, list(engines)), "the default is local.")
     if workers < 1:
-        raise ConfigError(f"{workers} workers were asked for.", "Somebody has to do the work.", "give at least one.")
+        raise ConfigError(
+            f"workers must be 1 or more, got {workers}.", "Each worker carries out one run at a time.", "for example 2."
+        )
     runs = experiment.runs()
     waiting = [run.name for run in runs if not is_finished(run, out / run.name)]
     _say(f"{len(runs)} runs, {len(runs) - len(waiting)} finished before, {len(waiting)} to do; results in {out}")
@@ -128,7 +130,7 @@ def run_named(experiment: Experiment, name: str, out: Path) -> None:
 
 
 def _in_processes(experiment: Experiment, names: list[str], out: Path, workers: int) -> Iterator[Outcome]:
-    """Keep so many worker processes busy; the cores are shared out among them."""
+    """Run this many worker processes at a time; they share the cores."""
     threads = max(1, (os.cpu_count() or 1) // workers)
     waiting, running = list(reversed(names)), dict[str, tuple[subprocess.Popen[bytes], float]]()
     try:
@@ -140,10 +142,10 @@ def _in_processes(experiment: Experiment, names: list[str], out: Path, workers: 
             for name, (process, begun) in list(running.items()):
                 if process.poll() is not None:
                     del running[name]
-                    why = "" if process.returncode == 0 else _last_words(out / name, process.returncode)
+                    why = "" if process.returncode == 0 else _last_lines(out / name, process.returncode)
                     yield Outcome(name, process.returncode == 0, time.monotonic() - begun, why)
     finally:
-        for process, _ in running.values():  # they save and stop
+        for process, _ in running.values():  # the workers save and stop
             process.send_signal(signal.SIGTERM)
         for process, _ in running.values():
             with suppress(subprocess.TimeoutExpired):
@@ -155,16 +157,16 @@ def _start(experiment: Experiment, name: str, out: Path, threads: int) -> subpro
     arguments = [experiment.place, json.dumps(experiment.options), name, str(out)]
     with (out / name / "log.txt").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "segue.lab.worker", *arguments],
+            [sys.executable, "-m", "segue.lab.grid", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "SEGUE_PARENT": str(os.getpid())},
-            start_new_session=True,  # Ctrl-C reaches the grid, which then asks its workers to save
+            start_new_session=True,  # Ctrl-C reaches the grid, which then tells its workers to save
         )
 
 
-def _last_words(folder: Path, code: int) -> str:
+def _last_lines(folder: Path, code: int) -> str:
     """Return the last lines that a failed run wrote, and the signal that killed it, if one did."""
     lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
     killed = [f"the worker was killed by {signal.Signals(-code).name}"] if code < 0 else []
@@ -176,8 +178,8 @@ def _on_ray(experiment: Experiment, names: list[str], out: Path, workers: int) -
     try:
         import ray
     except ImportError:
-        raise MissingExtraError("a grid was to run on Ray.", "Ray is not installed.", "pip install segue[ray]") from None
-    out = out.resolve()  # the workers stand somewhere else
+        raise MissingExtraError("the engine ray is not available.", "Ray is not installed.", "pip install segue[ray]") from None
+    out = out.resolve()  # the workers have other current folders
     if experiment.place.endswith(".py"):
         experiment = replace(experiment, place=str(Path(experiment.place).resolve()))
     ours = not ray.is_initialized()
@@ -195,7 +197,7 @@ def _on_ray(experiment: Experiment, names: list[str], out: Path, workers: int) -
         begun = time.monotonic()
         try:
             run_named(experiment, name, out)
-        except Exception as error:  # a failed run is listed, the others go on
+        except Exception as error:  # a failed run is listed, the others continue
             return False, time.monotonic() - begun, str(error)
         return True, time.monotonic() - begun, ""
 
@@ -214,7 +216,7 @@ def _on_ray(experiment: Experiment, names: list[str], out: Path, workers: int) -
 
 
 def stop_with_parent() -> None:
-    """Ask this process to save and stop when the grid that started it has died."""
+    """Make this process save and stop when the grid that started it has died."""
     parent = int(os.environ.get("SEGUE_PARENT", 0))
     if not parent:
         return
@@ -229,3 +231,18 @@ def stop_with_parent() -> None:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def main(place: str, options: str, name: str, out: str) -> int:
+    """Carry out one run as a worker process, and return the exit code."""
+    stop_with_parent()
+    try:
+        run_named(Experiment(place, json.loads(options)), name, Path(out))
+    except SegueError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,22 +1,29 @@
-"""Models by name: small ones made here, pretrained ones of timm and Hugging Face."""
+"""Models: small ones defined here, pretrained ones of timm and Hugging Face, and outlines of any by name."""
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from segue.data import Dataset
-from segue.data.extras import quiet_transformers
-from segue.errors import ConfigError, MissingExtraError
+from segue.data.dataset import Dataset
+from segue.data.files import optional, quiet_transformers
+from segue.errors import ConfigError, nearest
 from segue.lab.small_vit import VisionTransformer
+
+LIBRARIES = ("timm", "hf", "torchvision")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmallViT:
-    """A small vision transformer with random weights; its own sizes come here, those of the images from the data."""
+    """A small vision transformer with random weights; the data decides the size of its images."""
 
     patch: int = 2
     width: int = 48
@@ -31,9 +38,9 @@ class SmallViT:
         pixels = size or pixels
         if pixels % self.patch:
             raise ConfigError(
-                f"{self} was to read images of {pixels} pixels.",
-                f"They do not divide into patches of {self.patch}.",
-                "choose a patch size that divides the image size.",
+                f"patch must divide the image size, got {self.patch}.",
+                f"The images have {pixels} x {pixels} pixels.",
+                "choose another patch size, or resize the images.",
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -50,7 +57,7 @@ class SmallViT:
 
 @dataclass(frozen=True, kw_only=True)
 class Timm:
-    """A model of timm, by default pretrained (fetched from its hub on the first use)."""
+    """A model of timm, by default pretrained (downloaded from its hub on the first use)."""
 
     name: str
     pretrained: bool = True
@@ -59,12 +66,7 @@ class Timm:
     head = "head.*"
 
     def __call__(self, data: Dataset, size: int | None, seed: int) -> nn.Module:
-        try:
-            import timm
-        except ImportError:
-            raise MissingExtraError(
-                f"the timm model {self.name!r} was to be built.", "timm is not installed.", "pip install segue[timm]"
-            ) from None
+        timm = optional("timm", "timm", f"the timm model {self.name!r} cannot be built.")
         channels, pixels, _ = data.train.inputs.shape[1:]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -95,3 +97,102 @@ class SentenceClassifier:
     def tokenizer(self) -> Any:
         """Return the encoder's own tokenizer."""
         return quiet_transformers(self.name).AutoTokenizer.from_pretrained(self.name)
+
+
+def build(name: str, device: str = "meta") -> nn.Module:
+    """Build a model with random weights by the name one types: timm:NAME, hf:FOLDER_OR_ID, torchvision:NAME or demo.
+
+    On the meta device its weights take no memory.
+    """
+    kind, colon, rest = name.partition(":")
+    if not colon or kind not in LIBRARIES:
+        kind, rest = "demo" if name == "demo" else _guess(name), name
+    makers = {"timm": _timm, "hf": _hugging_face, "torchvision": _torchvision}
+    make = makers[kind](rest) if kind in makers else VisionTransformer
+    place: Any = torch.device(device)  # a context manager, though torch's types do not say so
+    with place, torch.random.fork_rng(devices=[]):
+        model: nn.Module = make()
+    return model
+
+
+def example(model: nn.Module, batch: int, tokens: int) -> Any:
+    """Return a batch of zeros that a model of these libraries can be called with."""
+    settings = getattr(model, "pretrained_cfg", None)
+    config: Any = getattr(model, "config", None)
+    place: Any = next(model.parameters()).device
+    with place:
+        if isinstance(model, VisionTransformer):
+            return torch.zeros(batch, 1, 8, 8)
+        if isinstance(settings, dict) and "input_size" in settings:  # timm
+            return torch.zeros(batch, *settings["input_size"])
+        if (main := getattr(model, "main_input_name", None)) is None:  # torchvision
+            return torch.zeros(batch, 3, 224, 224)
+        if main != "pixel_values":
+            return {main: torch.zeros(batch, tokens, dtype=torch.long)}
+        size = config.image_size
+        return {main: torch.zeros(batch, config.num_channels, *((size, size) if isinstance(size, int) else size))}
+
+
+def _guess(name: str) -> str:
+    if Path(name).is_dir():
+        return "hf"
+    if "/" in name or ":" in name:
+        raise ConfigError(
+            f"there is no model {name!r}.",
+            "It is not a folder, and it names no library.",
+            "write timm:NAME, hf:FOLDER_OR_ID or torchvision:NAME.",
+        )
+    return "timm"
+
+
+def _timm(name: str) -> Callable[[], nn.Module]:
+    timm = optional("timm", "timm", f"the model {name!r} cannot be built.")
+    if not timm.is_model(name):
+        raise ConfigError(f"timm has no model {name!r}.", nearest(name, timm.list_models()), "timm.list_models() lists them.")
+    return partial(timm.create_model, name, pretrained=False)
+
+
+def _torchvision(name: str) -> Callable[[], nn.Module]:
+    models = optional("torchvision.models", "timm", f"the model {name!r} cannot be built.")
+    names = models.list_models()
+    if name not in names:
+        hint = "torchvision.models.list_models() lists them."
+        raise ConfigError(f"torchvision has no model {name!r}.", nearest(name, names), hint)
+    return partial(models.get_model, name, weights=None)
+
+
+def _hugging_face(name: str) -> Callable[[], nn.Module]:
+    transformers = optional("transformers", "hf", f"the model {name!r} cannot be built.")
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        hint = "give a folder with config.json, or an id of the hub."
+        raise ConfigError(f"the Hugging Face model {name!r} cannot be built.", reason, hint) from None
+    return partial(transformers.AutoModel.from_config, config)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Modules whose names differ only in numbers."""
+
+    pattern: str
+    count: int
+    module: str
+    parameters: int
+
+
+def kinds(model: nn.Module) -> list[Kind]:
+    """Group the modules that repeat, in the order of the model.
+
+    >>> [kind.pattern for kind in kinds(build("demo"))][:2]
+    ['blocks.*', 'blocks.*.norm1']
+    """
+    groups: dict[tuple[str, str], list[nn.Module]] = defaultdict(list)
+    for name, module in model.named_modules():
+        if re.search(r"\.\d+(\.|$)", name) and any(True for _ in module.parameters()):
+            groups[re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name), type(module).__name__].append(module)
+    return [
+        Kind(pattern, len(modules), kind, sum(p.numel() for module in modules for p in module.parameters()))
+        for (pattern, kind), modules in groups.items()
+    ]

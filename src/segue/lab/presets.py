@@ -1,4 +1,4 @@
-"""Scales: the same experiment in minutes, in an hour or two, and as in the paper. One dial."""
+"""Presets: the same experiment in minutes, in an hour or two, and as in the paper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from segue.data import CropFlip, Digits, HubDataset, Idx, Torchvision, Tsv
+from segue.data.augment import CropFlip
+from segue.data.digits import Digits
+from segue.data.hub import HubDataset
+from segue.data.torchvision import Idx, Torchvision
+from segue.data.tsv import Tsv
 from segue.diagnostics.recorder import VARIANCE
 from segue.lab.config import Run, Stage, Teacher
 from segue.lab.models import SentenceClassifier, SmallViT, Timm
@@ -16,7 +20,7 @@ from segue.training.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class Preset:
     """Everything about an experiment but the method and the seed."""
 
     name: str
@@ -24,11 +28,13 @@ class Scale:
     teacher: Teacher
     recipe: Recipe
     batch: int
-    looks: int
-    share: float = 1.0
+    evaluations: int
+    data_fraction: float = 1.0
     diagnostics: tuple[str, ...] = (VARIANCE,)
 
-    def run(self, variant: Variant, *, seed: int = 0, share: float | None = None, group: str = "all", **settings: Any) -> Run:
+    def run(
+        self, variant: Variant, *, seed: int = 0, data_fraction: float | None = None, group: str = "all", **settings: Any
+    ) -> Run:
         """Return the configuration of one method with one seed; further settings go to its plan."""
         total = self.recipe.steps
         return Run(
@@ -41,57 +47,57 @@ class Scale:
             teacher=self.teacher,
             recipe=replace(self.recipe, seed=seed),
             batch=self.batch,
-            share=self.share if share is None else share,
-            looks=self.looks if total is None else early_looks(total, self.looks),
+            data_fraction=self.data_fraction if data_fraction is None else data_fraction,
+            evaluations=self.evaluations if total is None else early_evaluations(total, self.evaluations),
             diagnostics=self.diagnostics,
             seed=seed,
         )
 
 
-def early_looks(total: int, looks: int) -> tuple[int, ...]:
-    """Spread looks over a run, half of them in its first quarter, where teachers leave.
+def early_evaluations(total: int, evaluations: int) -> tuple[int, ...]:
+    """Spread evaluations over a run, half of them in its first quarter, where the teachers leave.
 
-    >>> early_looks(100, 8)
+    >>> early_evaluations(100, 8)
     (6, 12, 19, 25, 44, 62, 81, 100)
     """
-    early = looks // 2
+    early = evaluations // 2
     first = {max(1, round(total * i / (4 * early))) for i in range(1, early + 1)}
-    rest = looks - early
+    rest = evaluations - early
     return tuple(sorted(first | {round(total * (0.25 + 0.75 * i / rest)) for i in range(1, rest + 1)}))
 
 
-def demo(*, steps: int = 320, teacher_steps: int = 500, depth: int = 6, share: float = 0.25) -> Scale:
+def demo(*, steps: int = 320, teacher_steps: int = 500, depth: int = 6, data_fraction: float = 0.25) -> Preset:
     """Digits, embedded: a six-block ViT, whose attention is replaced with a quarter of the data; minutes on two cores."""
     task = ImageTask(source=Digits(), model=SmallViT(depth=depth))
     stage = Stage(recipe=Recipe(steps=teacher_steps, lr=3e-3, warmup=0.1))
-    return Scale(
+    return Preset(
         name="demo",
         task=task,
         teacher=Teacher(task=task, stages=(stage,), batch=64),
         recipe=Recipe(steps=steps, lr=3e-3, warmup=0.05),
         batch=64,
-        looks=16,
-        share=share,
+        evaluations=16,
+        data_fraction=data_fraction,
     )
 
 
-def small(folder: str | Path, *, steps: int = 320, lr: float = 4e-3, weight_decay: float = 0.05, hold_out: int = 0) -> Scale:
+def small(folder: str | Path, *, steps: int = 320, lr: float = 4e-3, weight_decay: float = 0.05, hold_out: int = 0) -> Preset:
     """Fashion-MNIST from IDX files: a twelve-block ViT; an hour or two on two cores."""
     source = Idx(folder=str(folder))
     model = SmallViT(patch=7, width=64, depth=12)
-    task = ImageTask(source=source, model=model, look=1000, hold_out=hold_out)
+    task = ImageTask(source=source, model=model, eval_examples=1000, hold_out=hold_out)
     stage = Stage(recipe=Recipe(steps=1500, lr=1e-3, warmup=0.1))
-    return Scale(
+    return Preset(
         name="small",
         task=task,
         teacher=Teacher(task=task, stages=(stage,)),
         recipe=Recipe(steps=steps, lr=lr, weight_decay=weight_decay, warmup=0.05),
         batch=128,
-        looks=10,
+        evaluations=10,
     )
 
 
-def paper(*, folder: str | Path | None = None, download: bool = False, precision: str = "bf16") -> Scale:
+def paper(*, folder: str | Path | None = None, download: bool = False, precision: str = "bf16") -> Preset:
     """The paper: timm's ViT-Small/16, pretrained on ImageNet, on CIFAR-100; bf16 on a GPU.
 
     The data comes from torchvision's folder if one is given, else from the Hugging Face hub.
@@ -108,37 +114,37 @@ def paper(*, folder: str | Path | None = None, download: bool = False, precision
         mean=(0.5, 0.5, 0.5),  # as these weights were trained
         std=(0.5, 0.5, 0.5),
         augment=CropFlip(pad=28),  # CIFAR's usual 4 of 32 pixels, at 224
-        look=10_000,
+        eval_examples=10_000,
     )
     shared: dict[str, Any] = {"precision": precision}
     head = Recipe(epochs=6, lr=1e-3, final_lr=1e-6, warmup=2 / 6, **shared)
     everything = Recipe(epochs=6, lr=1e-4, **shared)
-    return Scale(
+    return Preset(
         name="paper",
         task=task,
         teacher=Teacher(task=task, stages=(Stage(recipe=head, head_only=True), Stage(recipe=everything))),
         recipe=Recipe(epochs=50, **shared),
         batch=128,
-        looks=50,
+        evaluations=50,
     )
 
 
 def minilm(
     model: str | Path, train: str | Path, test: str | Path, *, steps: int = 150, lr: float = 3e-4, hold_out: int = 0
-) -> Scale:
-    """SST-2 sentences: a really pretrained MiniLM, fine-tuned, then all its attention replaced."""
+) -> Preset:
+    """SST-2 sentences: a pretrained MiniLM, fine-tuned, then all its attention replaced."""
     task = SentenceTask(
         source=Tsv(train=str(train), test=str(test)),
         model=SentenceClassifier(name=str(model)),
         longest=20,
-        look=256,
+        eval_examples=256,
     )
     stages = (Stage(recipe=Recipe(steps=400, lr=1e-4, warmup=0.1)),)
-    return Scale(
+    return Preset(
         name="minilm",
         task=replace(task, hold_out=hold_out),  # the teacher has seen all of it, so that a search needs no other teacher
         teacher=Teacher(task=task, stages=stages, batch=32),
         recipe=Recipe(steps=steps, lr=lr, warmup=0.05),
         batch=16,
-        looks=8,
+        evaluations=8,
     )

@@ -13,32 +13,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from filelock import FileLock
+from torch import Tensor, nn
 
+from segue import similarity
 from segue.checkpoint import state as checkpoint
+from segue.core.blending import first_floating, padding_mask
 from segue.core.handover import Handover
+from segue.core.modes import evaluating
 from segue.diagnostics.costs import Cost, cost
 from segue.diagnostics.recorder import Recorder
 from segue.errors import ConfigError
 from segue.lab.config import Run, config_hash, to_dict
-from segue.lab.drift import Drift
-from segue.lab.locks import locked
 from segue.lab.tasks import Loaded
 from segue.lab.teachers import teacher_model
 from segue.reporting import records as results
 from segue.reporting.records import Point, Result, RunInfo, TrainInfo, meta_info_of
-from segue.sites import select
+from segue.sites import Site, select
 from segue.training.batches import mapped
 from segue.training.distributed import launched
 from segue.training.evaluation import Evaluator
 from segue.training.fit import Fit, fit
+from segue.training.tasks import LossFn
 
 DRIFT_EXAMPLES = 64
-MINIBATCHES = 4  # of the training, for the variance of gradients
+MINIBATCHES = 4  # of training data, for the variance of gradients
 
 
 def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[str, ...] = ()) -> Result:
-    """Carry out a run in a folder, or go on with it, or read its result if it has finished."""
+    """Carry out a run in a folder, resume it, or read its result if it has finished."""
     processes = launched()
     if processes.rank == 0:
         _claim(config, folder)
@@ -46,13 +49,13 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
     if (folder / results.FILE).exists():
         return results.read(folder / results.FILE)
     begun = datetime.now(timezone.utc)
-    loaded = config.task.load(share=config.share, seed=config.seed)
-    whole = config.teacher.task.load() if config.share < 1 or config.teacher.task != config.task else loaded
-    model, teacher = teacher_model(config.teacher, folder.parent.parent / "teachers", whole)
+    loaded = config.task.load(data_fraction=config.data_fraction, seed=config.seed)
+    everything = config.teacher.task.load() if config.data_fraction < 1 or config.teacher.task != config.task else loaded
+    model, teacher = teacher_model(config.teacher, folder.parent.parent / "teachers", everything)
     autocast = partial(_autocast, processes.device, config.recipe.precision)
     evaluate = partial(Evaluator, scores=config.task.loss.scores, processes=processes, autocast=autocast)
     model.to(processes.device)
-    teacher_look = evaluate(loaded.look)(model)
+    teacher_eval = evaluate(loaded.validation)(model)
     teacher_final = teacher["scores"] if config.teacher.task == config.task else evaluate(loaded.final)(model)
     fitted, bill = _replace(config, loaded, model, folder, trackers)
     assert fitted.handover is not None
@@ -66,7 +69,7 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
         steps_per_epoch=fitted.steps_per_epoch,
         sites=[site.name for site in fitted.handover.sites],
         teacher=teacher_final,
-        teacher_look=teacher_look,
+        teacher_eval=teacher_eval,
         points=[_point(point, flops) for point in fitted.history],
         final=final,
         seconds=fitted.seconds,
@@ -82,7 +85,7 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
     )
     result = Result(run_info=_run_info(config, folder), train_info=train_info, meta_info=meta_info_of(begun, processes.world))
     if keep_model:
-        plain, _ = teacher_model(config.teacher, folder.parent.parent / "teachers", whole)  # `model` may be sharded
+        plain, _ = teacher_model(config.teacher, folder.parent.parent / "teachers", everything)  # `model` may be sharded
         own = {part: getattr(config.plan, part) for part in ("student", "gate", "schedule", "guidance", "distill")}
         handover: Handover = checkpoint.load_(plain, folder / "checkpoints", **own)  # a lambda cannot be saved by name
         checkpoint.save(handover.finalize_(force=True), folder / "model")
@@ -95,12 +98,13 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
 
 def run_alone(config: Run, folder: Path) -> Result:
     """Carry out a run while no other process works in its folder."""
-    with locked(folder / "lock"):
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock", poll_interval=0.2):
         return run(config, folder)
 
 
 def is_finished(config: Run, folder: Path) -> bool:
-    """Tell whether a run has its result; refuse a folder that belongs to another configuration."""
+    """Return whether a run has its result; refuse a folder that belongs to another configuration."""
     _claim(config, folder)
     return (folder / results.FILE).exists()
 
@@ -112,22 +116,22 @@ def _claim(config: Run, folder: Path) -> None:
         there = json.loads(path.read_text(encoding="utf-8"))["config_hash"]
         if there != config_hash(config):
             raise ConfigError(
-                f"the run {config.name!r} was to go to {folder}.",
-                f"A run of another configuration lies there ({there}, not {config_hash(config)}).",
-                "choose another --out, or delete that folder if its results are no longer wanted.",
+                f"{folder} belongs to another run than {config.name!r}.",
+                f"Its configuration has the hash {there}, not {config_hash(config)}.",
+                "choose another --out, or delete that folder if you no longer want its results.",
             )
         return
     results.write_json({"config_hash": config_hash(config), "config": to_dict(config)}, path)
 
 
 def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, trackers: tuple[str, ...]) -> tuple[Fit, Cost]:
-    """Train the replacement; return it, and what its plan costs."""
+    """Train the replacement; return it and what its plan costs."""
     batches = loaded.train(config.batch, config.seed)
     device = next(model.parameters()).device
     example = mapped(lambda tensor: tensor.to(device), next(iter(batches)))
     total = config.recipe.total_steps(len(batches))
     bill = cost(model, config.plan, example, total_steps=total, loss_fn=config.task.loss)
-    few = next(iter(loaded.look))
+    few = next(iter(loaded.validation))
     few = mapped(lambda tensor: tensor[:DRIFT_EXAMPLES].to(device), few)
     drift = Drift(model, select(model, config.plan.sites), few, config.task.loss)
     recorder = Recorder(islice(batches, MINIBATCHES), config.task.loss, config.diagnostics)
@@ -137,10 +141,10 @@ def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, tracke
         batches,
         config.task.loss,
         recipe=config.recipe,
-        validation=loaded.look,
+        validation=loaded.validation,
         folder=folder,
         resume=True,
-        evaluations=config.looks,
+        evaluations=config.evaluations,
         measure=lambda handover: drift(handover) | recorder(handover),
         trackers=trackers,
         progress=config.name,
@@ -183,3 +187,57 @@ def _peak_memory(device: torch.device) -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
+class Drift:
+    """How far the stream after each replaced block is from that of the untouched model, on a fixed batch."""
+
+    def __init__(self, model: nn.Module, sites: list[Site], batch: Any, loss_fn: LossFn) -> None:
+        self.sites = sites
+        self.batch = batch
+        self.loss_fn = loss_fn
+        self.untouched = self._outputs(model)
+
+    def __call__(self, handover: Handover) -> dict[str, dict[str, float]]:
+        """Return the relative squared distance after the block of every site, of the blend and of the students alone."""
+        blend = self._distances(handover.model)
+        with handover.as_student():
+            students = self._distances(handover.model)
+        return {"drift_blend": blend, "drift_students": students}
+
+    def _distances(self, model: nn.Module) -> dict[str, float]:
+        mask = padding_mask(self.batch)
+        return {
+            name: similarity.relative_error(self.untouched[name], output, mask).mean().item()
+            for name, output in self._outputs(model).items()
+        }
+
+    @torch.no_grad()
+    def _outputs(self, model: nn.Module) -> dict[str, Tensor]:
+        outputs: dict[str, Tensor] = {}
+
+        def keep(site: Site) -> Any:
+            def after(module: nn.Module, args: Any, output: Any) -> None:
+                outputs[site.name] = first_floating(output, site)
+
+            return after
+
+        handles = [model.get_submodule(block_of(site.members[-1])).register_forward_hook(keep(site)) for site in self.sites]
+        try:
+            with evaluating(model):
+                self.loss_fn(model, self.batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return outputs
+
+
+def block_of(site: str) -> str:
+    """Return the name of the block that contains a site: up to the last number in its name, or the site itself.
+
+    >>> block_of("blocks.3.attn"), block_of("encoder.layer.0.attention.self"), block_of("mixer")
+    ('blocks.3', 'encoder.layer.0', 'mixer')
+    """
+    parts = site.split(".")
+    numbers = [index for index, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[-1] + 1]) if numbers else site

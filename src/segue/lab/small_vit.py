@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segue.students import Call, Geometry, Interface, projection, teach, thirds
+from segue.students import AttentionCall, AttentionInterface, AttentionSpec, projection, register_attention, split_qkv
 
 
 class Attention(nn.Module):
@@ -25,21 +25,21 @@ class Attention(nn.Module):
         return output
 
 
-class AttentionInterface(Interface):
-    """How operators read and answer it; a model of your own needs the same few lines."""
+class SmallVitAttention(AttentionInterface):
+    """How operators read and call it; a model of your own needs the same few lines."""
 
-    def read(self, module: nn.Module) -> Geometry:
+    def parse(self, module: nn.Module) -> AttentionSpec:
         assert isinstance(module, Attention)
-        query, key, value = thirds(projection(module.qkv))
+        query, key, value = split_qkv(projection(module.qkv))
         size = query.weight.shape[0] // module.heads
         output = projection(module.proj)
-        return Geometry(heads=module.heads, head_size=size, query=query, key=key, value=value, output=output)
+        return AttentionSpec(heads=module.heads, head_size=size, query=query, key=key, value=value, output=output)
 
-    def receive(self, x: Tensor) -> Call:
-        return Call(x)
+    def unpack(self, x: Tensor) -> AttentionCall:
+        return AttentionCall(x)
 
 
-teach(Attention, AttentionInterface)
+register_attention(Attention, SmallVitAttention)
 
 
 class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""Stage 1, the teacher: trained once for each configuration, and kept by its hash."""
+"""Teachers: trained once for each configuration, and saved under its hash."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from torch import Tensor, nn
 
 from segue.core import tensor_files
 from segue.errors import ConfigError, DataError
 from segue.lab.config import Teacher, config_hash, to_dict
-from segue.lab.locks import locked
 from segue.lab.tasks import Loaded
 from segue.reporting.records import write_json
 from segue.training.distributed import launched
@@ -22,10 +22,11 @@ from segue.training.fit import fit
 
 
 def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the trained teacher and what is known of it, trained now unless an earlier run has done it."""
+    """Return the trained teacher and its record; train it unless an earlier run has."""
     place = folder / config_hash(teacher)
     processes = launched()
-    with locked(place / "lock") if processes.rank == 0 else nullcontext():
+    place.mkdir(parents=True, exist_ok=True)
+    with FileLock(place / "lock", poll_interval=0.2) if processes.rank == 0 else nullcontext():
         processes.wait()
         if not (place / "teacher.json").exists():
             _train(teacher, place, loaded)
@@ -40,12 +41,14 @@ def _read(place: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         known: dict[str, Any] = json.loads((place / "teacher.json").read_text(encoding="utf-8"))
         tensors = tensor_files.read(place / "teacher.safetensors")
-        whole = tensor_files.fingerprint(tensors) == known["fingerprint"]
-    except Exception:  # whatever a torn file makes its reader say
-        whole = False
-    if not whole:
+        complete = tensor_files.fingerprint(tensors) == known["fingerprint"]
+    except Exception:  # a truncated file makes its reader raise anything
+        complete = False
+    if not complete:
         raise DataError(
-            f"the teacher in {place} was to be loaded.", "Its files are damaged.", "delete the folder; it will be trained anew."
+            f"the teacher in {place} cannot be loaded.",
+            "Its files are damaged.",
+            "delete the folder; the teacher is then trained again.",
         )
     return known, tensors
 
@@ -65,7 +68,7 @@ def _train(teacher: Teacher, place: Path, loaded: Loaded) -> None:
                 batches,
                 teacher.task.loss,
                 recipe=stage.recipe,
-                validation=loaded.final if number == len(teacher.stages) - 1 else loaded.look,
+                validation=loaded.final if number == len(teacher.stages) - 1 else loaded.validation,
                 folder=place / f"stage{number}",
                 resume=True,
                 evaluations=5,
@@ -77,18 +80,18 @@ def _train(teacher: Teacher, place: Path, loaded: Loaded) -> None:
         tensor_files.write(place / "teacher.safetensors", state)
         scores = points[-1]["scores"]
         known = {"config": to_dict(teacher), "scores": scores, "points": points, "fingerprint": tensor_files.fingerprint(state)}
-        write_json(known, place / "teacher.json")  # last: it says that the teacher is there
+        write_json(known, place / "teacher.json")  # last: its existence means that the teacher is complete
 
 
 @contextmanager
 def _training_only(model: nn.Module, pattern: str) -> Iterator[None]:
-    """Let only the parameters of a name train."""
+    """Train only the parameters whose names match."""
     chosen = [name for name, _ in model.named_parameters() if fnmatchcase(name, pattern)]
     if not chosen:
         raise ConfigError(
-            f"the head {pattern!r} was to be trained first.",
-            f"{type(model).__name__} has no parameter of that name.",
-            "give the model's configuration the right `head` pattern.",
+            f"no parameter matches the head {pattern!r}.",
+            f"The model is a {type(model).__name__}.",
+            "correct the `head` pattern of the model's configuration.",
         )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)

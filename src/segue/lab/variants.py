@@ -1,4 +1,4 @@
-"""Methods as the lab compares them: a name, a label for figures, and a function that returns a Plan."""
+"""Methods as the lab compares them: those of `segue.methods`, and variants that only the lab needs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from segue import methods
 from segue.errors import ConfigError, nearest
 from segue.losses import FeatureGuidance
 from segue.plan import Plan
+from segue.reporting import palette
 from segue.schedules import Constant, Hold, Linear, aggr20
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One line in a figure."""
+    """One curve in a figure: a name, a label, and a function that returns a Plan."""
 
     name: str
     label: str
@@ -27,20 +28,12 @@ def _dfg(**settings: Any) -> Callable[..., Plan]:
     return partial(methods.dcr_dfg, guidance=FeatureGuidance(**settings))
 
 
-PAPER = (
-    Variant("student_only", "Student only", methods.student_only),
-    Variant("distillation", "KL distillation", methods.distillation),
-    Variant("theseus", "Theseus", methods.theseus),
-    Variant("theseus_gumbel", "Theseus-Gumbel", methods.theseus_gumbel),
-    Variant("gumbel_dfg", "Gumbel + DFG", methods.gumbel_dfg),
-    Variant("dcr", "DCR", methods.dcr),
-    Variant("dcr_dfg", "DCR + DFG", methods.dcr_dfg),
-)
+METHODS = {name: Variant(name, methods.LABELS[name], plan) for name, plan in methods.ALL.items()}
+
+PAPER = tuple(METHODS[name] for name in palette.PAPER)
 
 EXTRAS = (
-    Variant("fitnets", "FitNets", methods.fitnets),
-    Variant("lolcats", "LoLCATs corner", methods.lolcats),
-    Variant("halo", "HALO corner", methods.halo),
+    *(variant for variant in METHODS.values() if variant not in PAPER),
     Variant("theseus_constant_0.5", "Theseus, rate 0.5", partial(methods.theseus, schedule=Constant(alpha=0.5))),
     Variant("theseus_constant_0.7", "Theseus, rate 0.7", partial(methods.theseus, schedule=Constant(alpha=1 - 0.7))),
     Variant(
@@ -79,9 +72,7 @@ def find(names: Iterable[str]) -> list[Variant]:
     found: list[Variant] = []
     for name in names:
         if name not in ("paper", "all", *ALL):
-            raise ConfigError(
-                f"the method {name!r} was asked for.", nearest(name, list(ALL)), "`segue methods` lists them all."
-            )
+            raise ConfigError(f"there is no method {name!r}.", nearest(name, list(ALL)), "`segue methods` lists them all.")
         found += PAPER if name == "paper" else ALL.values() if name == "all" else [ALL[name]]
     return list(dict.fromkeys(found))
 

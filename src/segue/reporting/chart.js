@@ -125,7 +125,7 @@ const Chart = (() => {
   function scales(panel, width, height) {
     const xs = panel.series.flatMap((one) => one.points.map((point) => point[0]));
     const means = panel.series.flatMap((one) => one.points.map((point) => point[1]));
-    const known = [...(panel.beside || means), ...(panel.reference === null ? [] : [panel.reference])];  // beside: panels read side by side share their scale
+    const known = [...(panel.shared || means), ...(panel.reference === null ? [] : [panel.reference])];  // shared: the values of all panels that are compared
     const x0 = AXES[panel.axis].own ? Math.min(...xs) : Math.min(0, ...xs), x1 = Math.max(...xs);
     const positive = [...means, ...(panel.reference === null ? [] : [panel.reference])].filter((value) => value > 0);
     const log = panel.log && positive.length > 0 && (panel.log === "always" || Math.max(...positive) > 30 * Math.min(...positive));

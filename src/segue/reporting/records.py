@@ -1,11 +1,11 @@
-"""Results: one JSON file per finished run, and the reading of many.
+"""Records: one JSON file per finished run, and the reading of many.
 
 runs/small/                          an experiment
     dcr_dfg-100%-seed0/              a run
-        config.json                  what was asked for
-        metrics.jsonl                one line per look at the running handover
-        checkpoints/                 while it runs
-        result.json                  when it has finished: run_info, train_info, meta_info
+        config.json                  the configuration
+        metrics.jsonl                one line per evaluation
+        checkpoints/                 while the run lasts
+        result.json                  when it is finished: run_info, train_info, meta_info
 """
 
 from __future__ import annotations
@@ -28,26 +28,29 @@ from segue.errors import ResultError
 
 FORMAT = 1
 FILE = "result.json"
+RENAMED = {"teacher_look": "teacher_eval"}  # keys of version 0.1.0
 PACKAGES = ("torch", "accelerate", "timm", "transformers", "torchvision", "numpy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What one look at a running handover saw; what a run does not measure stays empty."""
+    """One evaluation during a handover; what a run does not measure stays empty."""
 
     step: int
     epoch: float
-    seconds: float  # of training so far, looks left out
+    seconds: float  # of training so far, without evaluations
     flops: float  # of training so far
-    alpha: float  # the teacher's share, mean over the sites
-    loss: float | None = None  # of training, mean since the last look, guidance included
-    blend: dict[str, float] = field(default_factory=dict)  # scores of the model as it trains, by name
+    alpha: float  # mean over the sites
+    loss: float | None = None  # of training, mean since the previous evaluation, guidance included
+    blend: dict[str, float] = field(default_factory=dict)  # scores of the model as it trains, teachers included, by name
     students: dict[str, float] = field(default_factory=dict)  # scores of the students alone
-    cosine: dict[str, float] = field(default_factory=dict)  # interface cosine by site, on the students' own stream
+    cosine: dict[str, float] = field(default_factory=dict)  # interface cosine by site, on the students' own activations
     relative_error: dict[str, float] = field(default_factory=dict)  # by site, likewise
-    gradient_norm: dict[str, float] = field(default_factory=dict)  # of each student, mean since the last look, unclipped
+    gradient_norm: dict[str, float] = field(
+        default_factory=dict
+    )  # of each student, mean since the previous evaluation, before clipping
     drift_blend: dict[str, float] = field(default_factory=dict)  # relative squared distance after the block of each site
-    drift_students: dict[str, float] = field(default_factory=dict)  # from the untouched model's stream
+    drift_students: dict[str, float] = field(default_factory=dict)  # from the original model's residual stream
     gate_variance: dict[str, float] = field(default_factory=dict)  # of each student's gradient, caused by the gates
     gate_variance_error: dict[str, float] = field(default_factory=dict)  # its standard error; 0 where it is exact
     data_variance: dict[str, float] = field(default_factory=dict)  # of each student's gradient, over minibatches
@@ -60,13 +63,13 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """Which run this is."""
+    """The identity of a run."""
 
     experiment: str
-    name: str  # of its folder
+    name: str  # of the run's folder
     method: str  # the line it belongs to in a figure
-    label: str  # that line's name for people
-    group: str  # the setting it belongs to: share of the data, depth; methods are compared within a group
+    label: str  # that line's name in legends
+    group: str  # its setting, such as the data fraction or the depth; methods are compared within a group
     seed: int
     config: dict[str, Any]
     config_hash: str
@@ -74,19 +77,19 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainInfo:
-    """What happened."""
+    """What a run measured."""
 
-    score: str  # the name of the score that counts, higher is better
+    score: str  # the name of the main score, higher is better
     total_steps: int
     steps_per_epoch: int
     sites: list[str]  # in the order of depth
-    teacher: dict[str, float]  # the untouched model's scores, on the examples of `final`
-    teacher_look: dict[str, float]  # and on the examples of the points
-    points: list[Point]  # the first is the plain swap, before any training
-    final: dict[str, float]  # the students alone, on all examples held out
-    seconds: float  # of training, looks left out
+    teacher: dict[str, float]  # the original model's scores, on the examples of `final`
+    teacher_eval: dict[str, float]  # and on the examples of the points
+    points: list[Point]  # the first is before any training
+    final: dict[str, float]  # the students alone, on all held-out examples
+    seconds: float  # of training, without evaluations
     flops: float
-    step_flops: dict[str, float]  # of one step: students alone, the dearest step of the plan, a full teacher pass
+    step_flops: dict[str, float]  # of one step: students alone, the most expensive step of the plan, a full teacher pass
     peak_memory: int  # bytes: of the GPU, or of the process
     skipped_steps: int = 0
     cost: dict[str, Any] = field(default_factory=dict)  # of the plan by phase (segue.cost), for one micro-batch
@@ -102,7 +105,7 @@ class Result:
 
     @property
     def final(self) -> float:
-        """The score that counts of the students alone, at the end; NaN if it was not finite."""
+        """The main score of the students alone at the end; NaN if it is not finite."""
         score: float | None = self.train_info.final[self.train_info.score]
         return math.nan if score is None else score
 
@@ -132,8 +135,8 @@ def read(path: Path) -> Result:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ResultError(
-                f"the result {path} was to be read.",
-                f"It has format {data['format']!r}, this version of Segue reads {FORMAT}.",
+                f"the result {path} has a format that this version does not read.",
+                f"Its format is {data['format']!r}, this version of Segue reads {FORMAT}.",
                 "read it with the version that wrote it.",
             )
         train = dict(data["train_info"])
@@ -147,8 +150,8 @@ def read(path: Path) -> Result:
         if isinstance(error, ResultError):
             raise
         raise ResultError(
-            f"the result {path} was to be read.",
-            f"It is not a whole result of a run ({type(error).__name__}: {error}).",
+            f"{path} is not the complete result of a run.",
+            f"Reading it ends with {type(error).__name__}: {error}.",
             "delete it and run the experiment again; finished runs are skipped.",
         ) from None
 
@@ -157,20 +160,20 @@ def read_all(folder: Path) -> list[Result]:
     """Read every finished run below a folder, in the order of their names."""
     if not folder.is_dir():
         raise ResultError(
-            f"the runs in {folder} were to be read.", "There is no such folder.", "give the folder that `segue grid` wrote to."
+            f"{folder} is not a folder of runs.", "There is no such folder.", "name the folder that `segue grid` writes to."
         )
     results = [read(path) for path in sorted(folder.glob(f"**/{FILE}"))]
     if not results:
         raise ResultError(
-            f"the runs in {folder} were to be read.",
-            f"No finished run lies there ({FILE} in a folder of its own).",
+            f"{folder} has no finished run.",
+            f"A finished run is a folder with a {FILE}.",
             "run `segue grid` first.",
         )
     return results
 
 
 def meta_info_of(begun: datetime, processes: int) -> dict[str, Any]:
-    """Say when, where and with which versions something was measured."""
+    """Return when, where and with which versions something was measured."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -194,7 +197,7 @@ def meta_info_of(begun: datetime, processes: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout this code lies in, with '+' if files were changed; None outside of one."""
+    """Return the commit of the checkout that has this code, with '+' if files are changed; None outside of a checkout."""
     place = Path(__file__).resolve().parent
     try:
         found = subprocess.run(
@@ -206,7 +209,7 @@ def commit() -> str | None:
 
 
 def _finite(data: Any) -> Any:
-    """Write what is inf or NaN as null: JSON knows neither."""
+    """Replace inf and NaN, which JSON lacks, by None."""
     if isinstance(data, dict):
         return {name: _finite(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
@@ -216,4 +219,5 @@ def _finite(data: Any) -> Any:
 
 def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
     names = {f.name for f in fields(kind)}
-    return {name: value for name, value in data.items() if name in names}
+    renamed = {RENAMED.get(name, name): value for name, value in data.items()}
+    return {name: value for name, value in renamed.items() if name in names}

@@ -1,69 +1,64 @@
-"""Students: what comes in place of the teacher.
+# ruff: noqa: F403, F405  (what the type checker reads)
+"""Students: what replaces the teacher at a site.
 
-A student factory is any function (teacher, site) -> module.
+A student factory is any function (teacher, site) -> module. The built-in ones are found in the folders: a file here, or in
+`attention/mixers` for an attention operator, exports what it lists in its `__all__`.
 """
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
 from segue.sites import Site
-from segue.students.activations import ActivationSwap
-from segue.students.adapters import Adapter
-from segue.students.attention.layers import Library
-from segue.students.attention.mixers import (
-    Fourier,
-    LinearAttention,
-    Linformer,
-    Nystrom,
-    Performer,
-    SlidingWindow,
-    Softmax,
-    WindowedLinear,
-)
-from segue.students.attention.registry import teach
-from segue.students.attention.spec import Call, Geometry, Interface, Projection, projection, thirds
-from segue.students.initialisation import CopyMatching, Kaiming, Net2Net, TruncatedSvd
-from segue.students.least_squares import LeastSquares
-from segue.students.low_rank import LowRankMlp
-from segue.students.mlp import GatedMlp, NarrowMlp, WideMlp
-from segue.students.norms import RmsNorm
-from segue.students.reinit import Reinit
-from segue.students.spans import OneLayer
+from segue.students.attention import mixers
+from segue.students.attention.fla import FlaLayer
+from segue.students.attention.registry import register_attention
+from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection, split_qkv
+
+if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the folders; a name that is missing here has type Any
+    from segue.students.activations import *
+    from segue.students.adapters import *
+    from segue.students.attention.mixers.fourier import *
+    from segue.students.attention.mixers.linear import *
+    from segue.students.attention.mixers.linformer import *
+    from segue.students.attention.mixers.nystrom import *
+    from segue.students.attention.mixers.performer import *
+    from segue.students.attention.mixers.sliding_window import *
+    from segue.students.attention.mixers.softmax import *
+    from segue.students.attention.mixers.windowed_linear import *
+    from segue.students.initialisation import *
+    from segue.students.layers import *
+    from segue.students.low_rank import *
+    from segue.students.mlp import *
+    from segue.students.norms import *
+
+    def __getattr__(name: str) -> Any: ...
+
 
 StudentFactory: TypeAlias = Callable[[nn.Module, Site], nn.Module]  # (teacher, where) -> student
 
 __all__ = [
-    "ActivationSwap",
-    "Adapter",
-    "Call",
-    "CopyMatching",
-    "Fourier",
-    "GatedMlp",
-    "Geometry",
-    "Interface",
-    "Kaiming",
-    "LeastSquares",
-    "Library",
-    "LinearAttention",
-    "Linformer",
-    "LowRankMlp",
-    "NarrowMlp",
-    "Net2Net",
-    "Nystrom",
-    "OneLayer",
-    "Performer",
+    "AttentionCall",
+    "AttentionInterface",
+    "AttentionSpec",
+    "FlaLayer",
     "Projection",
-    "Reinit",
-    "RmsNorm",
-    "SlidingWindow",
-    "Softmax",
     "StudentFactory",
-    "TruncatedSvd",
-    "WideMlp",
-    "WindowedLinear",
     "projection",
-    "teach",
-    "thirds",
+    "register_attention",
+    "split_qkv",
 ]
+
+
+def _public_names(package: str, folder: Iterable[str]) -> dict[str, Any]:
+    """Import every module in a folder and return what they list in `__all__`."""
+    modules = [import_module(f"{package}.{file.name}") for file in iter_modules(folder) if not file.ispkg]
+    return {name: getattr(module, name) for module in modules for name in getattr(module, "__all__", ())}
+
+
+_found = _public_names(__name__, __path__) | _public_names(mixers.__name__, mixers.__path__)
+globals().update(_found)
+__all__ += sorted(_found)

@@ -1,4 +1,4 @@
-"""Activation students: another nonlinearity in the same place."""
+"""Activation students: another activation function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 from segue.errors import PlanError, StudentError, nearest
 from segue.sites import Site
-from segue.students.reinit import copied
+from segue.students.layers import clone
+
+__all__ = ["ActivationSwap"]
 
 
 class SquaredRelu(nn.Module):
@@ -43,7 +45,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationSwap:
-    """Another activation, by name or by a function that makes one, in place of an activation module.
+    """Another activation, by name or by a function that builds it, in place of an activation module.
 
     >>> ActivationSwap(to="relu")(nn.GELU(), Site("mlp.act"))
     ReLU()
@@ -56,16 +58,16 @@ class ActivationSwap:
     def __post_init__(self) -> None:
         if isinstance(self.to, str) and self.to not in ACTIVATIONS:
             raise PlanError(
-                f"ActivationSwap(to={self.to!r}) was asked for.",
+                f"ActivationSwap(to={self.to!r}) does not name an activation.",
                 nearest(self.to, list(ACTIVATIONS)),
-                "give one of these names, or a function that makes a module: to=lambda: nn.Hardtanh(-2, 2).",
+                "give the name of an activation, or a function that builds a module: to=lambda: nn.Hardtanh(-2, 2).",
             )
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
         if not is_activation(teacher):
             raise StudentError(
-                f"ActivationSwap() was asked for a student at site {site.name!r}.",
-                f"Its teacher is {type(teacher).__name__}, which does not map each number by itself.",
+                f"ActivationSwap() cannot replace the module at site {site.name!r}.",
+                f"It is {type(teacher).__name__}, which is not an elementwise function.",
                 "choose activation modules, such as 'blocks.*.mlp.act' or '**.intermediate_act_fn'. Nothing was changed.",
             )
         student = ACTIVATIONS[self.to]() if isinstance(self.to, str) else self.to()
@@ -76,12 +78,12 @@ class ActivationSwap:
 
 @torch.no_grad()
 def is_activation(module: nn.Module) -> bool:
-    """Tell whether a module maps each number by itself, whatever the shape around it."""
+    """Return whether a module is an elementwise function of a tensor of any shape."""
     like = next(module.parameters(), torch.empty(0))
     x = torch.linspace(-3.0, 3.0, 24, device=like.device, dtype=like.dtype)
-    probe = copied(module).eval()
+    probe = clone(module).eval()
     try:
         alone, among = probe(x.clone()), probe(x.clone().view(2, 3, 4))
-    except Exception:  # whatever a foreign module raises, it does not take any shape
+    except Exception:  # whatever it raises, it does not take any shape
         return False
     return isinstance(among, Tensor) and among.shape == (2, 3, 4) and torch.allclose(alone, among.flatten(), equal_nan=True)

@@ -1,4 +1,4 @@
-"""Adapters: learned projections between a model and a student of another width, folded into the student at the end."""
+"""Adapters: learned projections around a student of another width, folded into the student at the end."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from segue.sites import Site
 from segue.students.attention.module import positive
 from segue.students.attention.spec import is_transposed_linear, projection
 
+__all__ = ["Adapter"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """Let a student of another width stand at a site: project its input and its output, as FitNets' regressors do.
+    """Fit a student of another width to a site: project its input and its output, as FitNets' regressors do.
 
-    `inside` is the student's width. The teacher's is read from its linear maps; say `outside` where that is not right. Where
-    the two are equal nothing is added. `finalize_()` folds the projections into the student's first and last linear maps, or
-    leaves them in front of and behind a student that has none there.
+    `inside` is the student's width. The teacher's is read from its linear layers; give `outside` where that is wrong. Where
+    the two are equal nothing is added. `finalize_()` folds the projections into the student's first and last layers if these
+    are linear, and keeps them otherwise.
     """
 
     inside: int
@@ -38,7 +40,7 @@ class Adapter:
 
 
 class Adapted(nn.Module):
-    """A student between two projections."""
+    """A student with a projection before and after it."""
 
     def __init__(self, student: nn.Module, first: int, inside: int, last: int) -> None:
         super().__init__()
@@ -49,7 +51,7 @@ class Adapted(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Begin with orthogonal directions in and the same directions out."""
+        """Start with an orthogonal projection and its transpose."""
         nn.init.orthogonal_(self.before.weight)
         if self.before.weight.T.shape == self.after.weight.shape:
             self.after.weight.copy_(self.before.weight.T)
@@ -69,22 +71,21 @@ class Adapted(nn.Module):
         return self.after
 
     def finished(self) -> nn.Module:
-        """Return the student with the projections folded in, or itself where there is no linear map to take them."""
+        """Return the student with the projections folded in, or itself where its first or last layer is not linear."""
         ends = _ends(self.student)
         if ends is None:
             return self
         if any(hasattr(p, "full_tensor") for p in self.parameters()):
             raise HandoverError(
-                "an adapter was to be folded into its student.",
+                "an adapter cannot be folded into its student.",
                 "Their weights are sharded over processes.",
                 "save the handover, load it in one process (segue.load_), and finalize it there.",
             )
         first, last = ends
-        new = _after(first, self.before) if first is last else None
-        if new is not None:
-            return _before(new, self.after)
+        if first is last:
+            return _composed(_composed(self.before, first), self.after)
         layers = list(self.student.children())
-        layers[0], layers[-1] = _after(first, self.before), _before(last, self.after)
+        layers[0], layers[-1] = _composed(self.before, first), _composed(last, self.after)
         return nn.Sequential(*layers)
 
 
@@ -99,25 +100,21 @@ def _ends(student: nn.Module) -> tuple[nn.Linear, nn.Linear] | None:
 
 
 @torch.no_grad()
-def _after(second: nn.Linear, first: nn.Linear) -> nn.Linear:
-    """Return the one linear map that does `first`, then `second`."""
+def _composed(first: nn.Linear, second: nn.Linear) -> nn.Linear:
+    """Return one linear layer that computes `first`, then `second`."""
     made = nn.Linear(first.in_features, second.out_features, device=first.weight.device, dtype=first.weight.dtype)
     made.weight.copy_(second.weight @ first.weight)
     made.bias.copy_(second.weight @ first.bias + (0.0 if second.bias is None else second.bias))
     return made
 
 
-def _before(first: nn.Linear, second: nn.Linear) -> nn.Linear:
-    return _after(second, first)
-
-
 def _widths(teacher: nn.Module, site: Site) -> tuple[int, int]:
-    """Read what goes into a module's first linear map and what comes out of its last."""
-    maps = [part for part in teacher.modules() if isinstance(part, nn.Linear) or is_transposed_linear(part)]
-    if not maps:
+    """Read the input width of a module's first linear layer and the output width of its last."""
+    layers = [part for part in teacher.modules() if isinstance(part, nn.Linear) or is_transposed_linear(part)]
+    if not layers:
         raise StudentError(
-            f"an adapter was asked for at site {site.name!r}.",
-            f"{type(teacher).__name__} has no linear map from which its width could be read.",
-            "say it: Adapter(inside=..., outside=...). Nothing was changed.",
+            f"Adapter() cannot read the width of the module at site {site.name!r}.",
+            f"It is {type(teacher).__name__}, which has no linear layer.",
+            "give the width: Adapter(inside=..., outside=...). Nothing was changed.",
         )
-    return projection(maps[0]).weight.shape[1], projection(maps[-1]).weight.shape[0]
+    return projection(layers[0]).weight.shape[1], projection(layers[-1]).weight.shape[0]

@@ -1,7 +1,8 @@
-"""Initialisation: where a student's weights come from; an axis of its own beside what the student is.
+"""Initialisation: where a student's weights come from, independent of what the student is.
 
-An initialisation is a function (student, originals), where originals maps names of the student's submodules to what the teacher
-has in their place: a `Projection` for a linear map, a module for a norm.
+An initialisation is a function (student, originals), where originals maps names of the student's submodules to their
+counterparts in the teacher: a `Projection` for a linear layer, a module for a norm. `LeastSquares` needs data instead, and is
+applied by `handover.calibrate`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from segue.errors import StudentError
+from segue.sites import Site
 from segue.students.attention.spec import Projection, is_transposed_linear
 
-LINEAR_MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+__all__ = ["CopyMatching", "Kaiming", "LeastSquares", "Net2Net", "TruncatedSvd"]
+
+LINEAR_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 Original: TypeAlias = "Projection | nn.Module"
 Initialisation: TypeAlias = Callable[[nn.Module, Mapping[str, Original]], None]
@@ -24,17 +28,17 @@ Initialisation: TypeAlias = Callable[[nn.Module, Mapping[str, Original]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Kaiming:
-    """Draw everything anew, as in the paper: nothing of the teacher is kept.
+    """Initialise all weights at random, as in the paper: nothing of the teacher is kept.
 
     >>> student = nn.Linear(4, 4)
     >>> Kaiming()(student, {})
     >>> student.bias.abs().sum().item()
     0.0
 
-    The rule, module by module: linear maps and convolutions get `kaiming_normal_` (fan in) and zero biases; norms get ones,
-    zeros and fresh statistics; other modules with `reset_parameters` are reset by it. Parameters that a module holds itself
-    are drawn by `kaiming_normal_` when they have two dimensions or more and set to zero when their name says bias. Anything
-    else is an error, because no rule would be right for it.
+    The rule, module by module: linear layers and convolutions get `kaiming_normal_` (fan in) and zero biases; norms get ones,
+    zeros and new statistics; other modules with `reset_parameters` are reset by it. Parameters that a module holds directly
+    are drawn by `kaiming_normal_` if they have two dimensions or more and set to zero if "bias" is in their name. Any
+    other parameter is an error, because no rule fits it.
     """
 
     @torch.no_grad()
@@ -65,11 +69,11 @@ class CopyMatching:
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedSvd:
-    """Fill low-rank maps with the best approximations of their originals; what has no original stays as it is.
+    """Fill low-rank layers with the best approximations of their originals; other weights stay as they are.
 
-    With W = U S V' the factors are U_r sqrt(S_r) and sqrt(S_r) V_r', so that no matrix of that rank comes nearer to W (Eckart
-    and Young) and both learn at the same pace. Biases are copied. Where W has fewer directions than the rank, the first factor
-    keeps the unused ones and the second is zero there, so that they can still be learned.
+    With W = U S V' the factors are U_r sqrt(S_r) and sqrt(S_r) V_r', so that no matrix of that rank is closer to W (Eckart
+    and Young) and both factors have the same scale. Biases are copied. Where the rank of W is lower, the first factor keeps
+    the unused directions and the second is zero there, so that they can still be learned.
     """
 
     @torch.no_grad()
@@ -79,8 +83,8 @@ class TruncatedSvd:
             own = dict(place.named_parameters(recurse=False))
             if not isinstance(original, Projection) or not {"down", "up"} <= own.keys():
                 raise StudentError(
-                    f"TruncatedSvd() was asked to fill {name!r}.",
-                    f"It is {type(place).__name__}, not a low-rank map.",
+                    f"TruncatedSvd() cannot fill {name!r}.",
+                    f"It is {type(place).__name__}, not a low-rank layer.",
                     "use it with LowRankMlp(rank=...); other students take CopyMatching(), Net2Net() or Kaiming().",
                 )
             rank = own["down"].shape[0]
@@ -96,10 +100,10 @@ class TruncatedSvd:
 
 @dataclass(frozen=True, kw_only=True)
 class Net2Net:
-    """Widen without changing the function: repeat hidden units, and share what leaves them among the copies.
+    """Widen without changing the function: repeat hidden units, and divide their outgoing weights among the copies.
 
-    Copies begin equal and would stay equal; `noise` adds that share of the spread of the weights to those that enter the hidden
-    layer, after which the function is kept only nearly.
+    Copies start equal and would stay equal. `noise`, relative to the standard deviation of the weights, is added to those that
+    enter the hidden layer; the function is then preserved only approximately.
     """
 
     noise: float = 0.0
@@ -128,15 +132,84 @@ class Net2Net:
                 weight.add_(torch.randn_like(weight), alpha=self.noise * original.weight.std().item())
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeastSquares:
+    """Fit the student's last linear layer to the teacher's outputs by ridge regression; see `handover.calibrate`.
+
+    `ridge` is relative to the mean square of the features. `output` names the linear layer in students that have no
+    `output_projection`.
+    """
+
+    ridge: float = 1e-4
+    output: str | None = None
+
+    def projection(self, student: nn.Module, site: Site) -> nn.Linear:
+        """Find the linear layer to fit."""
+        if self.output is None:
+            found = getattr(student, "output_projection", student)
+        else:
+            found = dict(student.named_modules()).get(self.output)
+        if not isinstance(found, nn.Linear):
+            missing = "output_projection" if self.output is None else f"linear layer {self.output!r}"
+            layers = ", ".join(name for name, part in student.named_modules() if isinstance(part, nn.Linear)) or "none"
+            raise StudentError(
+                f"LeastSquares() finds no output projection in the student at site {site.name!r}.",
+                f"{type(student).__name__} has no {missing}; its linear layers are {layers}.",
+                "name its last linear layer: LeastSquares(output='proj'). Where the output projection is outside the site, "
+                "as with BERT's attention.self, there is none to fit. Nothing was changed.",
+            )
+        return found
+
+
+class RegressionSums:
+    """The sums over tokens that a ridge regression of targets on features needs."""
+
+    def __init__(self, features: int, targets: int, device: torch.device) -> None:
+        device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        self.count, self.square, self.missed = zeros(), zeros(), zeros()
+        self.of_features, self.of_targets = zeros(features), zeros(targets)
+        self.gram, self.cross = zeros(features, features), zeros(features, targets)
+
+    def add(self, x: Tensor, y: Tensor, guess: Tensor) -> None:
+        """Add tokens: features (n, f), targets (n, t), and what the student returns before the fit."""
+        x, y, guess = (part.to(self.gram) for part in (x, y, guess))
+        self.count += len(x)
+        self.of_features += x.sum(0)
+        self.of_targets += y.sum(0)
+        self.gram += x.T @ x
+        self.cross += x.T @ y
+        self.square += y.square().sum()
+        self.missed += (y - guess).square().sum()
+
+    def all(self) -> list[Tensor]:
+        return [self.count, self.square, self.of_features, self.of_targets, self.gram, self.cross, self.missed]
+
+    def solve(self, ridge: float, with_bias: bool) -> tuple[Tensor, Tensor | None, float]:
+        """Return weight (targets, features), bias and the remaining squared error."""
+        x, y = self.of_features / self.count, self.of_targets / self.count
+        gram, cross = self.gram, self.cross
+        if with_bias:
+            gram, cross = gram - self.count * torch.outer(x, x), cross - self.count * torch.outer(x, y)
+        penalty = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        weight = torch.linalg.lstsq(gram + penalty, cross, driver="gelsd" if gram.device.type == "cpu" else None).solution
+        total = self.square - (self.count * y.square().sum() if with_bias else 0.0)
+        left = total - 2 * (weight * cross).sum() + (weight * (gram @ weight)).sum()
+        return weight.T, y - weight.T @ x if with_bias else None, max(0.0, left.item())
+
+
 def _repeated(old: int, new: int, units: int | None) -> Tensor:
-    """Say which old unit each new one copies; a map to gate and value at once repeats each of its halves."""
+    """Return which old unit each new one copies; a fused projection to gate and value repeats each of its halves."""
     blocks = old // units if units is not None and new != old else 1
     within = torch.arange(new // blocks) % (old // blocks)
     return torch.cat([within + block * (old // blocks) for block in range(blocks)])
 
 
 def _weights(place: nn.Module) -> tuple[Any, Any]:
-    """Return a linear map's own weight as (out, in) and its bias, to be written to; None where it has none."""
+    """Return a linear layer's own weight as (out, in) and its bias, both writable; None where it has none."""
     own = dict(place.named_parameters(recurse=False))
     weight = own.get("weight")
     return (weight.T if weight is not None and is_transposed_linear(place) else weight), own.get("bias")
@@ -145,15 +218,15 @@ def _weights(place: nn.Module) -> tuple[Any, Any]:
 def _no_match(name: str, place: nn.Module, original: Projection, init: str = "CopyMatching()") -> StudentError:
     found = next((tuple(p.shape) for p in place.parameters()), "nothing")
     return StudentError(
-        f"{init} was asked to copy the teacher's weights to {name!r}.",
-        f"The teacher's are {tuple(original.weight.shape)}, the student's {type(place).__name__} begins with {found}.",
+        f"{init} cannot copy the teacher's weights to {name!r}.",
+        f"The teacher's have shape {tuple(original.weight.shape)}, those of the student's {type(place).__name__} {found}.",
         "use init=TruncatedSvd() for low-rank students, Net2Net() for wider ones, or init=Kaiming().",
     )
 
 
 def _reinitialise(module: nn.Module, name: str) -> None:
     own = dict(module.named_parameters(recurse=False))
-    if isinstance(module, LINEAR_MAPS):
+    if isinstance(module, LINEAR_LAYERS):
         _draw(module.weight)
         _zero(module.bias)
     elif is_transposed_linear(module):
@@ -174,7 +247,7 @@ def _reinitialise(module: nn.Module, name: str) -> None:
                 _zero(parameter)
             else:
                 raise StudentError(
-                    f"Kaiming() was asked to draw {name}.{key} anew.",
+                    f"Kaiming() has no rule for {name}.{key}.",
                     f"It is a raw parameter of shape {tuple(parameter.shape)} in {type(module).__name__}, which has no "
                     "reset_parameters().",
                     "give the module a reset_parameters() method, or write your own student: fn(teacher, site) -> module.",

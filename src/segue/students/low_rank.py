@@ -1,4 +1,4 @@
-"""Low-rank students: every linear map of a module as a product of two thin ones."""
+"""Low-rank students: every linear layer of a module as a product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from torch.nn import functional as F
 from segue.errors import StudentError
 from segue.sites import Site
 from segue.students.attention.module import positive
-from segue.students.attention.spec import is_transposed_linear, projection
+from segue.students.attention.spec import Projection, is_transposed_linear, projection
 from segue.students.initialisation import Initialisation, Original, TruncatedSvd
-from segue.students.reinit import copied
+from segue.students.layers import clone
+
+__all__ = ["LowRankMlp"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowRankMlp:
-    """Copy the teacher with each linear map W replaced by a product of two of the given rank; all else stays as it is.
+    """Copy the teacher with each linear layer replaced by a product of two matrices of the given rank; the rest stays as it is.
 
     >>> student = LowRankMlp(rank=2)(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), Site("mlp"))
     >>> student[0]
     LowRankLinear(in_features=8, out_features=16, rank=2, bias=True)
 
-    The teacher may be any module that holds linear maps, or one linear map. A rank above the smaller side of a map is refused:
-    it would hold more numbers than the map and say no more.
+    The teacher may be any module that contains linear layers, or one linear layer. A rank above the smaller side of a matrix is
+    refused: it would need more parameters and express nothing more.
     """
 
     rank: int
@@ -37,7 +39,7 @@ class LowRankMlp:
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
         named = [(name, module) for name, module in teacher.named_modules(remove_duplicate=False) if is_linear(module)]
         self._check(teacher, site, dict(named))
-        student = copied(teacher)
+        student = clone(teacher)
         made: dict[nn.Module, LowRankLinear] = {}
         originals: dict[str, Original] = {}
         for name, module in named:
@@ -52,54 +54,47 @@ class LowRankMlp:
         return student
 
     def _check(self, teacher: nn.Module, site: Site, maps: dict[str, nn.Module]) -> None:
-        asked = f"LowRankMlp(rank={self.rank}) was asked for a student at site {site.name!r}."
+        problem = f"LowRankMlp(rank={self.rank}) cannot replace the module at site {site.name!r}."
         if not maps:
             children = ", ".join(type(part).__name__ for part in teacher.children()) or "no submodules"
             raise StudentError(
-                asked,
-                f"Its teacher is {type(teacher).__name__} ({children}), which holds no linear map.",
-                "choose sites with nn.Linear or GPT-2's Conv1D inside. Nothing was changed.",
+                problem,
+                f"It is {type(teacher).__name__} ({children}), which contains no linear layer.",
+                "choose modules that contain nn.Linear or GPT-2's Conv1D. Nothing was changed.",
             )
         for name, module in maps.items():
             out, into = projection(module).weight.shape
             what = f"{name or 'the teacher'} ({type(module).__name__})"
             if not projection(module).weight.is_floating_point():
                 raise StudentError(
-                    asked,
-                    f"{what} is quantised: its numbers are {projection(module).weight.dtype}.",
+                    problem,
+                    f"{what} is quantised to {projection(module).weight.dtype}.",
                     "load the model without quantisation. Nothing was changed.",
                 )
             if self.rank > min(out, into):
                 raise StudentError(
-                    asked,
-                    f"{what} maps {into} numbers to {out}, and has no more than {min(out, into)} directions.",
+                    problem,
+                    f"{what} maps {into} features to {out}, so its rank is at most {min(out, into)}.",
                     f"give a rank of at most {min(out, into)}; below {out * into / (out + into):.4g} it saves parameters. "
                     "Nothing was changed.",
                 )
 
 
 class LowRankLinear(nn.Module):
-    """A linear map of limited rank: y = up (down x) + bias."""
+    """A linear layer of limited rank: y = up (down x) + bias."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        rank: int,
-        bias: bool = True,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, original: Projection, rank: int) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.rank = in_features, out_features, rank
-        self.down = nn.Parameter(torch.empty(rank, in_features, device=device, dtype=dtype))
-        self.up = nn.Parameter(torch.empty(out_features, rank, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        weight, bias = original
+        (self.out_features, self.in_features), self.rank = weight.shape, rank
+        self.down = nn.Parameter(weight.new_empty(rank, self.in_features))
+        self.up = nn.Parameter(weight.new_empty(self.out_features, rank))
+        self.bias = None if bias is None else nn.Parameter(weight.new_empty(self.out_features))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the factors so that their product has the variance that Kaiming gives to a whole matrix."""
+        """Draw the factors so that their product has the variance that Kaiming gives to a full matrix."""
         self.down.normal_(std=self.in_features**-0.5)
         self.up.normal_(std=(2 / self.rank) ** 0.5)
         if self.bias is not None:
@@ -107,7 +102,7 @@ class LowRankLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The product of the factors, for code that reads the weight of a linear map."""
+        """The product of the factors, for code that reads the weight of a linear layer."""
         return self.up @ self.down
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,15 +114,13 @@ class LowRankLinear(nn.Module):
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Recognise a linear map: nn.Linear, or GPT-2's Conv1D."""
+    """Recognise a linear layer: nn.Linear, or GPT-2's Conv1D."""
     return isinstance(module, nn.Linear) or is_transposed_linear(module)
 
 
 def _low_rank(module: nn.Module, rank: int) -> LowRankLinear:
-    weight, bias = projection(module)
-    out, into = weight.shape
-    made = LowRankLinear(into, out, rank, bias is not None, weight.device, weight.dtype)
+    made = LowRankLinear(projection(module), rank)
     for name, value in vars(module).items():
         if isinstance(value, bool | int | float | str) and not name.startswith("_"):
-            setattr(made, name, value)  # nf and nx of a Conv1D, and whatever else code around it reads
+            setattr(made, name, value)  # nf and nx of a Conv1D, and other settings that code around it reads
     return made

@@ -1,4 +1,4 @@
-"""MLP students: the hidden layer made narrower, wider or gated, in any MLP whose hidden layer can be found and proven."""
+"""MLP students: a narrower, wider or gated hidden layer, in any MLP whose hidden layer can be found and verified."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from segue.errors import PlanError, StudentError
 from segue.sites import Site
 from segue.students.attention.spec import Projection, is_transposed_linear, projection
 from segue.students.initialisation import CopyMatching, Initialisation, Kaiming, Net2Net, Original
+from segue.students.layers import clone
 from segue.students.low_rank import is_linear
-from segue.students.reinit import copied
+
+__all__ = ["GatedMlp", "NarrowMlp", "WideMlp"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NarrowMlp:
-    """The same MLP with fewer hidden units: `ratio` of them.
+    """The same MLP with fewer hidden units: the fraction `ratio` of them.
 
     >>> student = NarrowMlp(ratio=0.5)(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), Site("mlp"))
     >>> student[0]
     Linear(in_features=8, out_features=8, bias=True)
 
-    `CopyMatching` keeps the units whose weights have the largest product of norms, into and out of the unit.
+    `CopyMatching` keeps the units with the largest product of the norms of their incoming and outgoing weights.
     """
 
     ratio: float
@@ -34,9 +36,9 @@ class NarrowMlp:
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
             raise PlanError(
-                f"NarrowMlp(ratio={self.ratio!r}) was asked for.",
-                "It is the share of hidden units that stay.",
-                "give a number above 0 and at most 1; WideMlp makes an MLP wider.",
+                f"the ratio of NarrowMlp must be above 0 and at most 1, got {self.ratio!r}.",
+                "It is the fraction of hidden units that stay.",
+                "for example NarrowMlp(ratio=0.5); WideMlp makes an MLP wider.",
             )
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
@@ -49,13 +51,13 @@ class NarrowMlp:
 
 @dataclass(frozen=True, kw_only=True)
 class WideMlp:
-    """The same MLP with more hidden units, `ratio` times as many; it begins as the teacher's function.
+    """The same MLP with `ratio` times as many hidden units; it starts as the teacher's function.
 
     >>> student = WideMlp(ratio=2)(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), Site("mlp"))
     >>> student[0]
     Linear(in_features=8, out_features=32, bias=True)
 
-    `Net2Net(noise=0.01)` tells the copies of a unit apart, which otherwise learn the same.
+    `Net2Net(noise=0.01)` breaks the symmetry between the copies of a unit, which otherwise learn the same.
     """
 
     ratio: float
@@ -64,9 +66,9 @@ class WideMlp:
     def __post_init__(self) -> None:
         if not 1 <= self.ratio < float("inf"):
             raise PlanError(
-                f"WideMlp(ratio={self.ratio!r}) was asked for.",
-                "It is how many times as many hidden units there shall be.",
-                "give a number of at least 1; NarrowMlp makes an MLP narrower.",
+                f"the ratio of WideMlp must be a number of at least 1, got {self.ratio!r}.",
+                "It is the new number of hidden units divided by the old.",
+                "for example WideMlp(ratio=2); NarrowMlp makes an MLP narrower.",
             )
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
@@ -78,13 +80,13 @@ class WideMlp:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedMlp:
-    """A gated MLP (SwiGLU) drawn anew, `down(silu(gate(x)) * up(x))`, in place of a plain one.
+    """A gated MLP (SwiGLU) with new weights, `down(silu(gate(x)) * up(x))`, in place of a plain one.
 
     >>> GatedMlp()(nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 8)), Site("mlp")).gate
     Linear(in_features=8, out_features=16, bias=True)
 
-    `ratio` is its hidden width as a share of that of a plain MLP; 2/3 needs as many weights. A teacher that is gated already
-    keeps its own kind and activation, and at 2/3 its width.
+    `ratio` is its hidden width relative to that of a plain MLP; 2/3 needs as many weights. A teacher that is already gated
+    keeps its class and activation, and at 2/3 its width.
     """
 
     ratio: float = 2 / 3
@@ -92,9 +94,9 @@ class GatedMlp:
     def __post_init__(self) -> None:
         if not 0 < self.ratio < float("inf"):
             raise PlanError(
-                f"GatedMlp(ratio={self.ratio!r}) was asked for.",
-                "It is a share of the hidden width of a plain MLP.",
-                "give a number above 0; 2/3 keeps the number of weights.",
+                f"the ratio of GatedMlp must be a number above 0, got {self.ratio!r}.",
+                "It is the hidden width relative to that of a plain MLP.",
+                "leave it out for 2/3, which keeps the number of weights.",
             )
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
@@ -109,8 +111,8 @@ class GatedMlp:
     def _gated(self, teacher: nn.Module, hidden: Hidden, site: Site) -> nn.Module:
         if other := next(iter(_others(teacher, hidden)), None):
             raise StudentError(
-                f"GatedMlp(ratio={self.ratio:.4g}) was asked for a student at site {site.name!r}.",
-                f"Its teacher {type(teacher).__name__} holds {other!r} beside its two linear maps, which would be lost.",
+                f"GatedMlp(ratio={self.ratio:.4g}) cannot replace the module at site {site.name!r}.",
+                f"It is {type(teacher).__name__}, which contains {other!r} besides its two linear layers.",
                 "choose the MLP without it, or write your own student: fn(teacher, site) -> module. Nothing was changed.",
             )
         enter, leave = (projection(teacher.get_submodule(name)) for name in (*hidden.entering, hidden.leaving))
@@ -124,7 +126,7 @@ class GatedMlp:
 
 
 class SwiGlu(nn.Module):
-    """down(silu(gate(x)) * up(x)), with the dropout of the MLP it follows."""
+    """down(silu(gate(x)) * up(x)), with the dropout of the MLP that it replaces."""
 
     def __init__(self, enter: Projection, leave: Projection, size: int, hidden_dropout: float, dropout: float) -> None:
         super().__init__()
@@ -143,12 +145,12 @@ class SwiGlu(nn.Module):
 
 @dataclass(frozen=True)
 class Hidden:
-    """Where the hidden layer of an MLP lies, by the names of its linear maps."""
+    """The hidden layer of an MLP, by the names of the linear layers around it."""
 
     entering: tuple[str, ...]
     leaving: str
     size: int
-    blocks: int = 1  # 2 where one entering map makes gate and value at once, half and half
+    blocks: int = 1  # 2 where one entering layer computes gate and value, half and half
 
     @property
     def gated(self) -> bool:
@@ -159,11 +161,11 @@ class Hidden:
         return (*self.entering, self.leaving)
 
 
-def hidden_layer(teacher: nn.Module, site: Site, asked: str) -> Hidden:
-    """Find the hidden layer of an MLP, or say why there is none.
+def hidden_layer(teacher: nn.Module, site: Site, student: str) -> Hidden:
+    """Find the hidden layer of an MLP, or raise an error that says why there is none.
 
-    Shapes propose which maps enter and leave it. Doubling every hidden unit proves it: with random weights, a module in which
-    they are what they seem returns the same as before.
+    Shapes propose which linear layers enter and leave it. Doubling every hidden unit verifies it: with random weights, the
+    module must return the same as before.
     """
     found = _hidden(teacher)
     if found is not None:
@@ -175,24 +177,26 @@ def hidden_layer(teacher: nn.Module, site: Site, asked: str) -> Hidden:
         hint = f"choose the MLP inside it: {site.name + '.' + inside!r}."
     elif len(maps) == 1:
         hint = (
-            "BERT and its kin split their MLP over two modules, `intermediate` and `output`: use LowRankMlp(rank=...) on "
-            "either, or replace whole layers with a Span."
+            "BERT-like models split their MLP over two modules, `intermediate` and `output`: use LowRankMlp(rank=...) on "
+            "either, or replace complete layers with a Span."
         )
     else:
-        hint = "LowRankMlp(rank=...) takes any module with linear maps; or write your own student: fn(teacher, site) -> module."
+        hint = (
+            "LowRankMlp(rank=...) takes any module with linear layers; or write your own student: fn(teacher, site) -> module."
+        )
     raise StudentError(
-        f"{asked} was asked for a student at site {site.name!r}.",
-        f"No hidden layer was found in {type(teacher).__name__}: its linear maps are {listed or 'none'}.",
+        f"{student} cannot replace the module at site {site.name!r}.",
+        f"It is {type(teacher).__name__}, in which no hidden layer is found; its linear layers are {listed or 'none'}.",
         f"{hint} Nothing was changed.",
     )
 
 
 def _hidden(module: nn.Module) -> Hidden | None:
-    return next((hidden for hidden in _candidates(module) if _is_proven(module, hidden)), None)
+    return next((hidden for hidden in _candidates(module) if _is_verified(module, hidden)), None)
 
 
 def _candidates(module: nn.Module) -> Iterator[Hidden]:
-    """Propose hidden layers by shape: one map in and one out, or two in where the MLP is gated."""
+    """Propose hidden layers by shape: one layer in and one out, or two in where the MLP is gated."""
     maps = {name: projection(part).weight.shape for name, part in module.named_modules() if is_linear(part)}
     if len(maps) not in (2, 3):
         return
@@ -207,26 +211,26 @@ def _candidates(module: nn.Module) -> Iterator[Hidden]:
 
 
 @torch.no_grad()
-def _is_proven(module: nn.Module, hidden: Hidden) -> bool:
-    numbers = torch.Generator().manual_seed(0)
-    probe = copied(module).eval().float()
+def _is_verified(module: nn.Module, hidden: Hidden) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    probe = clone(module).eval().float()
     for parameter in probe.parameters():
         spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0
-        parameter.copy_(spread * torch.randn(parameter.shape, generator=numbers))
+        parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
     first = projection(probe.get_submodule(hidden.entering[0])).weight
-    x = torch.randn(1, 3, first.shape[1], generator=numbers).to(first.device)
+    x = torch.randn(1, 3, first.shape[1], generator=generator).to(first.device)
     twice = _with_hidden(probe, hidden, 2 * hidden.size)
     Net2Net()(twice, _originals(probe, hidden))
     try:
         before, after = probe(x.clone()), twice(x.clone())
-    except Exception:  # whatever a foreign module raises, it is not an MLP of one argument with this hidden layer
+    except Exception:  # whatever it raises, it is not an MLP of one argument with this hidden layer
         return False
     return isinstance(before, Tensor) and before.shape == after.shape and torch.allclose(before, after, rtol=1e-3, atol=1e-4)
 
 
 def _with_hidden(teacher: nn.Module, hidden: Hidden, size: int) -> nn.Module:
-    """Copy an MLP with another number of hidden units; the weights around them are yet to be filled."""
-    student = copied(teacher)
+    """Copy an MLP with another number of hidden units; the weights around them are left empty."""
+    student = clone(teacher)
     for name in hidden.entering:
         student.set_submodule(name, _sized(student.get_submodule(name), out=hidden.blocks * size))
     student.set_submodule(hidden.leaving, _sized(student.get_submodule(hidden.leaving), into=size))
@@ -237,7 +241,7 @@ def _with_hidden(teacher: nn.Module, hidden: Hidden, size: int) -> nn.Module:
 
 
 def _sized(module: nn.Module, *, out: int | None = None, into: int | None = None) -> nn.Module:
-    """Give a linear map, which is our own copy, other sizes."""
+    """Resize a linear layer, which is our own copy."""
     weight, bias = projection(module)
     out, into = out or weight.shape[0], into or weight.shape[1]
     transposed = is_transposed_linear(module)
@@ -251,7 +255,7 @@ def _sized(module: nn.Module, *, out: int | None = None, into: int | None = None
 
 
 def _originals(teacher: nn.Module, hidden: Hidden, units: Tensor | None = None) -> dict[str, Original]:
-    """Return the linear maps around the hidden layer, or what of them belongs to some of its units."""
+    """Return the linear layers around the hidden layer, or the parts of them that belong to some of its units."""
     maps = {name: projection(teacher.get_submodule(name)) for name in hidden.maps}
     if units is None:
         return dict(maps)
@@ -266,13 +270,13 @@ def _originals(teacher: nn.Module, hidden: Hidden, units: Tensor | None = None) 
 
 
 def _others(teacher: nn.Module, hidden: Hidden) -> dict[str, Original]:
-    """Return the other modules with parameters or statistics of their own, such as a norm before the first map."""
+    """Return the other modules with parameters or statistics of their own, such as a norm before the first layer."""
     holders = ((name, module) for name, module in teacher.named_modules() if name and name not in hidden.maps)
     return {name: module for name, module in holders if not list(module.children()) and module.state_dict()}
 
 
 def _strongest(teacher: nn.Module, hidden: Hidden, size: int) -> Tensor:
-    """Choose hidden units by the product of the norms of their weights, in their old order."""
+    """Select the hidden units with the largest product of weight norms, in their old order."""
     maps = {name: projection(teacher.get_submodule(name)).weight.detach().float() for name in hidden.maps}
     score: Tensor = torch.linalg.vector_norm(maps[hidden.leaving], dim=0)
     for name in hidden.entering:
@@ -282,7 +286,7 @@ def _strongest(teacher: nn.Module, hidden: Hidden, size: int) -> Tensor:
 
 
 def _dropouts(teacher: nn.Module, hidden: Hidden) -> tuple[float, float]:
-    """Read the dropout of the hidden layer and of the output; modules stand in the order in which they are called."""
+    """Read the dropout of the hidden layer and of the output, if modules are registered in the order of their calls."""
     names = [name for name, _ in teacher.named_modules()]
     last = names.index(hidden.leaving)
     within, after = 0.0, 0.0

@@ -15,6 +15,8 @@ from segue.sites import Site
 from segue.students.attention.families import NotFused
 from segue.students.initialisation import CopyMatching, Initialisation, Original
 
+__all__ = ["RmsNorm"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RmsNorm:
@@ -47,18 +49,18 @@ class RmsNorm:
 
     def _refusal(self, teacher: nn.Module, site: Site, found: str) -> StudentError:
         return StudentError(
-            f"RmsNorm() was asked for a student at site {site.name!r}.",
-            f"Its teacher is {type(teacher).__name__}, {found}.",
+            f"RmsNorm() cannot replace the module at site {site.name!r}.",
+            f"It is {type(teacher).__name__}, {found}.",
             "choose layer norms over the last dimension, such as 'blocks.*.norm1' or '**.LayerNorm'. Nothing was changed.",
         )
 
 
 class RootMeanSquare(nn.RMSNorm):
-    """nn.RMSNorm that takes half-precision input with float32 weights, as under autocast, without a warning."""
+    """nn.RMSNorm that accepts half-precision input with float32 weights, as under autocast, without a warning."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # nn.TransformerEncoder looks for it, and would compute a layer norm by itself if it were a tensor
+        # with a tensor here, nn.TransformerEncoder's fast path would compute a layer norm itself
         self.bias: Any = NotFused()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +70,7 @@ class RootMeanSquare(nn.RMSNorm):
 
 @torch.no_grad()
 def _is_plain(teacher: nn.LayerNorm) -> bool:
-    """Tell a subclass that computes faster from one that computes something else, such as a norm over channels."""
+    """Tell a faster implementation from a module that computes something else, such as a norm over channels."""
     if type(teacher).forward is nn.LayerNorm.forward:
         return True
     like = torch.empty(0) if teacher.weight is None else teacher.weight
@@ -76,7 +78,7 @@ def _is_plain(teacher: nn.LayerNorm) -> bool:
     x = x.to(like.dtype).view(1, 2, *teacher.normalized_shape)
     try:
         theirs = teacher(x)
-    except Exception:  # whatever a foreign module raises, it does not take what a layer norm takes
+    except Exception:  # whatever it raises, it does not take what a layer norm takes
         return False
     ours = F.layer_norm(x, teacher.normalized_shape, teacher.weight, teacher.bias, teacher.eps)
     return theirs.shape == ours.shape and torch.allclose(theirs.float(), ours.float(), rtol=1e-2, atol=1e-2)

@@ -92,7 +92,7 @@ def fit(
         log = MetricsLog(path, writes=accelerator.is_main_process)
         monitor = Monitor(loop, evaluator, log, measure, on_eval)
         name = progress if accelerator.is_main_process else None
-        _run(loop, monitor, checkpoints, evaluation_steps(evaluations, total), trackers, name)
+        _run(loop, monitor, checkpoints, evaluation_steps(evaluations, total), name)
     except BaseException:
         sharded = processes.world > 1 and recipe.shard
         if handover is not None and not sharded and all(seam.teacher is not None for seam in handover.seams.values()):
@@ -102,20 +102,13 @@ def fit(
     return Fit(model, handover, total, per_epoch, log.history, loop.seconds, loop.skipped)
 
 
-def _run(
-    loop: Loop,
-    monitor: Monitor,
-    checkpoints: Checkpoints,
-    evaluations: frozenset[int],
-    trackers: Sequence[str],
-    name: str | None,
-) -> None:
+def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: frozenset[int], name: str | None) -> None:
     """Train to the end, from the start or from a checkpoint."""
     if checkpoints.exist:
         checkpoints.load(loop)
     monitor.log.rewind(loop.done if checkpoints.exist else -1)
     loop.processes.wait()
-    if trackers:
+    if loop.accelerator.log_with:
         loop.accelerator.init_trackers("segue", config={"total_steps": loop.total})
     with Interruption() as interruption, closing(Progress(name, loop.total, done=loop.done)) as progress:
         if loop.done == 0:
@@ -258,18 +251,15 @@ class Loop:
         self.means.load_state_dict(state["running_means" if "running_means" in state else "since_look"])  # 0.1.0
 
 
+@dataclass(frozen=True)
 class Monitor:
     """Evaluate a training while it runs, and log the metrics."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        evaluator: Evaluator | None,
-        log: MetricsLog,
-        measure: Callable[[Handover], dict[str, Any]] | None,
-        on_eval: Callable[[dict[str, Any]], None] | None,
-    ) -> None:
-        self.loop, self.evaluator, self.log, self.measure, self.on_eval = loop, evaluator, log, measure, on_eval
+    loop: Loop
+    evaluator: Evaluator | None
+    log: MetricsLog
+    measure: Callable[[Handover], dict[str, Any]] | None
+    on_eval: Callable[[dict[str, Any]], None] | None
 
     def evaluate(self, progress: Progress) -> None:
         """Measure the model as it is now, and log it."""

@@ -36,16 +36,10 @@ class Progress:
             self.bar.update(done - self.bar.n)
         elif self.name is not None and (done >= self.total or done * LINES_IN_A_LOG // self.total > self.lines):
             self.lines = done * LINES_IN_A_LOG // self.total
-            print(self._line(done, text), file=self.out, flush=True)
+            settings = {"ncols": 0, "prefix": self.name, "postfix": text, "initial": self.initial}
+            print(self.bar.format_meter(done, self.total, time.monotonic() - self.begun, **settings), file=self.out, flush=True)
         if done >= self.total:
             self.close()
-
-    def _line(self, done: int, text: str) -> str:
-        elapsed = time.monotonic() - self.begun
-        line: str = self.bar.format_meter(
-            done, self.total, elapsed, ncols=0, prefix=self.name, postfix=text, initial=self.initial
-        )
-        return line
 
     def close(self) -> None:
         """Leave the bar as it is."""

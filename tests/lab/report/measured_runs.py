@@ -33,7 +33,7 @@ def measured(result: Result) -> Result:
 
 
 def with_points(result: Result, *given: dict[str, Any]) -> Result:
-    """Give the looks of a run these values; further looks are dropped."""
+    """Give the points of a run these values; further points are dropped."""
     points = [replace(point, **values) for point, values in zip(result.train_info.points, given, strict=False)]
     return replace(result, train_info=replace(result.train_info, points=points))
 

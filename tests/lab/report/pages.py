@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from segue.lab.report import page as report
-from segue.lab.report.page_data import page_data
 from segue.lab.report.summary import summarize
 
 NASTY = "</script><img src=x onerror=\"document.title='broken'\"> <b>&amp;</b> @@DATA@@ ' \" \u2028"
@@ -15,7 +14,7 @@ LONG = "a label that never ends " * 12
 
 
 def page_of(runs: list[Any], title: str = "small") -> str:
-    return report.page(page_data(summarize(runs), runs, title) | {"files": ["table.csv"]})
+    return report.page(report.page_data(summarize(runs), runs, title) | {"files": ["table.csv"]})
 
 
 def data_in(page: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def run(
     group: str = "100 %",
     seed: int = 0,
     sites: int = 12,
-    looks: int = 26,
+    evaluations: int = 26,
     epochs: int = 50,
     experiment: str = "small",
     config: dict[str, Any] | None = None,
@@ -55,8 +55,8 @@ def run(
     ceiling -= 0.05 * SPEED.get(method, 0.2)
     cost = COST.get(method, 1.25)
     points = []
-    for look in range(looks):
-        progress = look / max(1, looks - 1)
+    for index in range(evaluations):
+        progress = index / max(1, evaluations - 1)
         alpha = 0.0 if method in ("student_only", "distillation") else _aggr20(progress)
         gained = 1 - math.exp(-progress / speed)
         students = max(0.01, 0.01 + (ceiling - 0.01) * gained + (noise.gauss(0, 0.004) if 0 < progress < 1 else 0))
@@ -74,7 +74,7 @@ def run(
                 seconds=progress * 3900 * cost * (1 + 0.01 * seed),
                 flops=progress * 2.4e15 * cost,
                 alpha=alpha,
-                loss=4.6 * math.exp(-2 * gained) + noise.random() * 0.02 if look else None,
+                loss=4.6 * math.exp(-2 * gained) + noise.random() * 0.02 if index else None,
                 blend={"accuracy": alpha * TEACHER + share * students, "loss": 1.0},
                 students={"accuracy": students, "loss": 2.0},
                 cosine=cosine,
@@ -83,7 +83,7 @@ def run(
                     name: (0.02 + share) * math.exp(-3 * gained) * (1 + i / sites) * (0.9 + 0.2 * noise.random())
                     for i, name in enumerate(names)
                 }
-                if look
+                if index
                 else {},
                 drift_blend={name: share * (1.02 - gained) * (i + 1) / sites for i, name in enumerate(names)},
                 drift_students={name: (1.02 - gained) * (i + 1) / sites for i, name in enumerate(names)},
@@ -107,7 +107,7 @@ def run(
         steps_per_epoch=per_epoch,
         sites=names,
         teacher={"accuracy": TEACHER - 0.002},
-        teacher_look={"accuracy": TEACHER},
+        teacher_eval={"accuracy": TEACHER},
         points=points,
         final={"accuracy": final + noise.gauss(0, 0.001)},
         seconds=points[-1].seconds,
@@ -137,8 +137,8 @@ def save(runs: list[Result], folder: Path) -> Path:
 
 
 def scored(values: list[float | None], *, teacher: float | None = 0.8, final: float | None = None, **settings: Any) -> Result:
-    """Make up a run whose students score these values, one a look and an epoch; None is a look that found no number."""
-    made = run(looks=len(values), epochs=max(1, len(values) - 1), **settings)
+    """Make up a run whose students score these values, one per evaluation and epoch; None is a score that is not finite."""
+    made = run(evaluations=len(values), epochs=max(1, len(values) - 1), **settings)
     points = [
         Point(
             **{
@@ -157,7 +157,7 @@ def scored(values: list[float | None], *, teacher: float | None = 0.8, final: fl
             **vars(made.train_info),
             "points": points,
             "teacher": {"accuracy": teacher},
-            "teacher_look": {"accuracy": teacher},
+            "teacher_eval": {"accuracy": teacher},
             "final": {"accuracy": values[-1] if final is None else final},
         }
     )

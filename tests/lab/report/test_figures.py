@@ -23,7 +23,7 @@ NAMES = ["accuracy", "cosine", "depth", "drift", "gradient_norm", "groups", "sch
 
 
 def small(methods: int = 2, **settings) -> list[Result]:
-    return grid(methods=list(LABELS)[-methods:], groups=["100 %"], seeds=2, looks=5, sites=3, **settings)
+    return grid(methods=list(LABELS)[-methods:], groups=["100 %"], seeds=2, evaluations=5, sites=3, **settings)
 
 
 def figure_of(results: list[Result], name: str):
@@ -38,7 +38,7 @@ def figure_of(results: list[Result], name: str):
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return figures.draw_all(small(), tmp_path_factory.mktemp("figures"))
+    return figures.draw(summarize(small()), tmp_path_factory.mktemp("figures"))
 
 
 def test_every_figure_is_there_as_png_and_pdf(drawn: list[Path]):
@@ -57,15 +57,15 @@ def test_figures_are_a_column_wide(drawn: list[Path]):
 def test_the_same_runs_give_the_same_files(drawn: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     every = figures.group_figures
     monkeypatch.setattr(figures, "group_figures", lambda *given: {name: every(*given)[name] for name in ("accuracy", "drift")})
-    again = figures.draw_all(small(), tmp_path)
+    again = figures.draw(summarize(small()), tmp_path)
     assert len(again) == 6
     assert {path.name: path.read_bytes() for path in again}.items() <= {path.name: path.read_bytes() for path in drawn}.items()
 
 
 def test_groups_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(figures, "write", lambda folder, name, draw: [folder / f"{name}.png"])
-    runs = [run(group=group, looks=3, sites=1) for group in ("100 %", "20 %", "20%", "../x/<y>")]
-    names = {path.name for path in figures.draw_all(runs, tmp_path)}
+    runs = [run(group=group, evaluations=3, sites=1) for group in ("100 %", "20 %", "20%", "../x/<y>")]
+    names = {path.name for path in figures.draw(summarize(runs), tmp_path)}
     assert {"cosine-100-percent.png", "cosine-20-percent.png", "cosine-20-percent-again.png", "cosine-x-y.png"} < names
     assert not any("/" in name for name in names)
 
@@ -93,7 +93,7 @@ def test_text_is_legible_and_nothing_covers_the_data(name: str):
 
 
 def test_cosine_shows_first_middle_and_last_site_with_every_method():
-    figure = figure_of(grid(groups=["100 %"], seeds=2, looks=4), "cosine")
+    figure = figure_of(grid(groups=["100 %"], seeds=2, evaluations=4), "cosine")
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["blocks.0.attn", "blocks.7.attn", "blocks.11.attn"]
     assert [len(axes.lines) for axes in figure.axes] == [7, 7, 7]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(LABELS.values())
@@ -102,7 +102,7 @@ def test_cosine_shows_first_middle_and_last_site_with_every_method():
 def test_lines_are_means_and_bands_are_intervals():
     runs = small(methods=1)
     axes = figure_of(runs, "accuracy").axes[0]
-    curve = summarize(runs).groups[0].methods[0].line.whole["students"]
+    curve = summarize(runs).groups[0].methods[0].line.overall["students"]
     assert list(axes.lines[0].get_ydata()) == pytest.approx([100 * (value or 0) for value in curve.mean])
     top = axes.collections[0].get_paths()[0].vertices[:, 1].max()
     assert top == pytest.approx(max(100 * ((m or 0) + (h or 0)) for m, h in zip(curve.mean, curve.half, strict=True)))
@@ -110,7 +110,7 @@ def test_lines_are_means_and_bands_are_intervals():
 
 
 @pytest.mark.parametrize("name", ["drift", "depth"])
-def test_log_axes_have_plain_numbers_beside_their_label(name: str):
+def test_log_axes_have_plain_numbers_next_to_their_label(name: str):
     figure = figure_of(grid(methods=["student_only", "dcr_dfg"], groups=["100 %"], seeds=2), name)
     assert "log" in {axes.get_yscale() for axes in figure.axes}
     for axes in figure.axes:
@@ -121,31 +121,31 @@ def test_log_axes_have_plain_numbers_beside_their_label(name: str):
         assert not any(label.get_window_extent().overlaps(axes.yaxis.label.get_window_extent()) for label in inside)
 
 
-def test_accuracy_is_shown_by_epochs_and_by_the_clock():
+def test_accuracy_is_shown_by_epochs_and_by_time():
     figure = figure_of(small(), "accuracy")
     assert [axes.get_xlabel() for axes in figure.axes] == ["epoch", "training time (min)"]
     assert figure.axes[1].lines[0].get_xdata()[-1] == pytest.approx(3900 * 1.25 * 1.005 / 60)
 
 
 def test_one_seed_is_drawn_without_a_band_and_says_so():
-    figure = figure_of([run(looks=4, sites=2)], "cosine")
+    figure = figure_of([run(evaluations=4, sites=2)], "cosine")
     assert not any(axes.collections for axes in figure.axes)
     assert [text.get_text() for text in figure.texts] == ["one seed: no interval"]
 
 
 def test_what_was_not_measured_is_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(figures, "write", lambda folder, name, draw: [folder / name] if draw() else [])
-    bare = run(looks=3)
+    bare = run(evaluations=3)
     points = [
         Point(step=p.step, epoch=p.epoch, seconds=p.seconds, flops=p.flops, alpha=p.alpha) for p in bare.train_info.points
     ]
     bare = replace(bare, train_info=replace(bare.train_info, points=points))
-    assert {path.name for path in figures.draw_all([bare], tmp_path)} == {"schedules", "groups"}
+    assert {path.name for path in figures.draw(summarize([bare]), tmp_path)} == {"schedules", "groups"}
 
 
 @pytest.mark.parametrize("name", ["accuracy", "cosine"])
 def test_a_run_that_diverged_or_is_constant_draws(name: str):
-    good, bad = run(looks=4, sites=1), run(looks=4, sites=1, method="theseus")
+    good, bad = run(evaluations=4, sites=1), run(evaluations=4, sites=1, method="theseus")
     points = [
         replace(p, students={"accuracy": math.nan if i > 1 else 0.0}, cosine={"blocks.0.attn": 0.0})
         for i, p in enumerate(bad.train_info.points)
@@ -156,14 +156,14 @@ def test_a_run_that_diverged_or_is_constant_draws(name: str):
 
 @pytest.mark.parametrize("label", ["$x^2$ cost", "_hidden", "a very long label " * 20, "名前 🙂", "<b>&amp;</b>", ""])
 def test_labels_are_drawn_as_they_are(label: str):
-    figure = figure_of([run(looks=3, sites=1, label=label, method="other")], "cosine")
+    figure = figure_of([run(evaluations=3, sites=1, label=label, method="other")], "cosine")
     assert len(figure.legends[0].get_texts()) == 1
     with figures.settings():
         assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_thirty_methods_stay_apart():
-    runs = [run(method=f"method_{i}", looks=3, sites=1) for i in range(30)]
+    runs = [run(method=f"method_{i}", evaluations=3, sites=1) for i in range(30)]
     figure = figure_of(runs, "cosine")
     assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_tightbbox())
 
@@ -171,5 +171,5 @@ def test_thirty_methods_stay_apart():
 def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError) as caught:
-        figures.draw_all([run(looks=2)], tmp_path)
+        figures.draw(summarize([run(evaluations=2)]), tmp_path)
     assert str(caught.value) == ("a figure needs matplotlib.\n  matplotlib is not installed.\n  Hint: pip install segue[lab]")

@@ -26,10 +26,10 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "draw", lambda summary, folder: [])
 
 
-def test_everything_is_written_beside_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_everything_is_written_next_to_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     every = figures.group_figures
     monkeypatch.setattr(figures, "group_figures", lambda *given: {"cosine": every(*given)["cosine"]})  # one says enough
-    save(grid(methods=["theseus", "dcr"], groups=["100 %"], seeds=2, looks=4, sites=2), tmp_path)
+    save(grid(methods=["theseus", "dcr"], groups=["100 %"], seeds=2, evaluations=4, sites=2), tmp_path)
     path = report.build(tmp_path, title="A title")
     assert path == tmp_path / "report.html"
     files = sorted(str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file() and one.name != "result.json")
@@ -43,19 +43,19 @@ def test_everything_is_written_beside_the_runs(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.usefixtures("no_pictures")
 def test_the_same_runs_give_the_same_page(tmp_path: Path):
-    save(grid(methods=["dcr"], groups=["100 %"], seeds=2, looks=3, sites=1), tmp_path)
+    save(grid(methods=["dcr"], groups=["100 %"], seeds=2, evaluations=3, sites=1), tmp_path)
     first = report.build(tmp_path).read_bytes()
     assert report.build(tmp_path).read_bytes() == first
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_the_title_is_the_experiment_unless_given(tmp_path: Path):
-    save([run(looks=2, sites=1)], tmp_path)
+    save([run(evaluations=2, sites=1)], tmp_path)
     assert "<title>small</title>" in report.build(tmp_path).read_text(encoding="utf-8")
 
 
 def test_the_page_asks_for_nothing_from_outside():
-    page = page_of(grid(methods=["dcr"], groups=["100 %"], seeds=2, looks=3))
+    page = page_of(grid(methods=["dcr"], groups=["100 %"], seeds=2, evaluations=3))
     assert re.findall(r"https?://[^\s\"']+", page) == ["http://www.w3.org/2000/svg"]  # a name, never fetched
     assert not re.search(r"@import|url\((?!#)|<link|<iframe|\bsrc=|\bfetch\(|XMLHttpRequest|innerHTML|\beval\(", page)
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
@@ -66,7 +66,7 @@ def test_the_page_asks_for_nothing_from_outside():
 
 def test_text_of_runs_is_never_markup():
     page = page_of(
-        [run(label=NASTY, method=NASTY, group=NASTY, experiment=NASTY, looks=2, sites=1, config={NASTY: [NASTY]})], NASTY
+        [run(label=NASTY, method=NASTY, group=NASTY, experiment=NASTY, evaluations=2, sites=1, config={NASTY: [NASTY]})], NASTY
     )
     assert "<img" not in page
     assert "<b>" not in page
@@ -76,31 +76,31 @@ def test_text_of_runs_is_never_markup():
 
 
 def test_numbers_that_json_lacks_are_written_as_text_or_left_out():
-    bad = run(looks=3, sites=1, config={"weight": float("nan"), "most": [float("inf")]})
+    bad = run(evaluations=3, sites=1, config={"weight": float("nan"), "most": [float("inf")]})
     points = [replace(point, students={"accuracy": float("nan")}, loss=float("inf")) for point in bad.train_info.points]
     bad = replace(bad, train_info=replace(bad.train_info, points=points, final={"accuracy": None}))
     data = data_in(page_of([bad]))
     assert data["runs"][0]["config"] == {"weight": "nan", "most": ["inf"]}
-    assert data["groups"][0]["lines"]["dcr"]["whole"]["students"] is None
+    assert data["groups"][0]["lines"]["dcr"]["overall"]["students"] is None
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_diverged_runs_go_through_files(tmp_path: Path):
-    bad = run(looks=3, sites=1)
+    bad = run(evaluations=3, sites=1)
     points = [replace(point, students={"accuracy": None}) for point in bad.train_info.points]
     save([replace(bad, train_info=replace(bad.train_info, points=points, final={"accuracy": None}))], tmp_path)
     assert "ended without a finite score" in report.build(tmp_path).read_text(encoding="utf-8")
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path):
-    with pytest.raises(ResultError, match="No finished run lies there"):
+    with pytest.raises(ResultError, match="has no finished run"):
         report.build(tmp_path)
     assert not (tmp_path / "report.html").exists()
 
 
 def test_missing_matplotlib_is_named_before_anything_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    save([run(looks=2, sites=1)], tmp_path)
+    save([run(evaluations=2, sites=1)], tmp_path)
     with pytest.raises(MissingExtraError, match="matplotlib is not installed"):
         report.build(tmp_path)
     assert not (tmp_path / "table.md").exists()
@@ -110,13 +110,15 @@ def test_missing_matplotlib_is_named_before_anything_is_written(monkeypatch: pyt
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     kinds = {
-        "whole": grid(groups=["100 %", "5 %"], seeds=3, looks=11, sites=5),
-        "single": [run(looks=4, sites=1)],
+        "whole": grid(groups=["100 %", "5 %"], seeds=3, evaluations=11, sites=5),
+        "single": [run(evaluations=4, sites=1)],
         "nasty": [
-            run(label=NASTY, method=NASTY, group=NASTY, looks=3, sites=2, config={NASTY: NASTY}),
-            run(looks=3, group=LONG, label=LONG),
+            run(label=NASTY, method=NASTY, group=NASTY, evaluations=3, sites=2, config={NASTY: NASTY}),
+            run(evaluations=3, group=LONG, label=LONG),
         ],
-        "many": [run(method=f"method_{i}", label=f"{i} {LONG}", looks=4, sites=2, seed=s) for i in range(30) for s in range(2)],
+        "many": [
+            run(method=f"method_{i}", label=f"{i} {LONG}", evaluations=4, sites=2, seed=s) for i in range(30) for s in range(2)
+        ],
     }
     for name, runs in kinds.items():
         (folder / f"{name}.html").write_text(page_of(runs), encoding="utf-8")
@@ -161,7 +163,7 @@ def test_methods_are_switched_off_and_on(visit):
     assert "every method is hidden" in page.locator("#figure-accuracy .nothing").inner_text()
 
 
-def test_hovering_shows_the_values_of_that_look(visit):
+def test_hovering_shows_the_values_of_that_evaluation(visit):
     page = visit("whole")
     plot = page.locator("#figure-accuracy .plot")
     plot.scroll_into_view_if_needed()
@@ -171,10 +173,10 @@ def test_hovering_shows_the_values_of_that_look(visit):
     assert tip.is_visible()
     text = tip.inner_text()
     line = (
-        summarize(grid(methods=["dcr"], groups=["100 %"], seeds=3, looks=11, sites=5))
+        summarize(grid(methods=["dcr"], groups=["100 %"], seeds=3, evaluations=11, sites=5))
         .groups[0]
         .methods[0]
-        .line.whole["students"]
+        .line.overall["students"]
     )
     assert text.startswith("epoch 50")
     assert f"{100 * line.mean[-1]:.1f} ± {100 * line.half[-1]:.1f} %" in text

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from segue.lab.report import findings, summary, tables
+from segue.lab.report import findings, tables
 from segue.lab.report.curves import early_mean, gather
 from segue.lab.report.summary import area, held_from, summarize
 from segue.reporting.formatting import NOTHING
@@ -36,15 +36,15 @@ def test_held_means_reached_and_never_lost_again():
     assert held_from(scored(values), 0.99) == 4
     assert held_from(scored([0.8, 0.8]), 0.99) == 0
     assert held_from(scored([0.1, 0.8, 0.7]), 0.90) is None
-    assert held_from(scored([0.8, None, 0.8]), 0.90) == 2  # a look that found no number is a loss
+    assert held_from(scored([0.8, None, 0.8]), 0.90) == 2  # an evaluation without a score counts as lost
 
 
-def test_a_look_that_did_not_measure_loses_nothing():
+def test_an_evaluation_that_did_not_measure_loses_nothing():
     unmeasured = with_points(scored([0.1, 0.8, 0.8, 0.8]), lambda i, p: replace(p, students={}) if i == 2 else p)
     assert held_from(unmeasured, 0.90) == 1
 
 
-def test_times_to_a_share_are_of_the_look_and_not_in_between():
+def test_times_to_a_fraction_are_those_of_an_evaluation():
     group = summarize([scored([0.0, 0.7, 0.8, 0.8], seed=0), scored([0.0, 0.8, 0.8, 0.8], seed=1)]).groups[0]
     ninety = group.methods[0].held[0]
     assert (ninety.held, ninety.seeds) == (2, 2)
@@ -54,24 +54,24 @@ def test_times_to_a_share_are_of_the_look_and_not_in_between():
     assert (ninety.epochs.mean, ninety.seconds.mean, ninety.flops.mean) == (1.5, 15.0, 1.5e9)
 
 
-def test_a_share_that_some_seed_does_not_hold_is_not_reached_and_counted():
+def test_a_fraction_that_some_seed_does_not_hold_is_not_reached_and_counted():
     found = summarize([scored([0.0, 0.8], seed=0), scored([0.0, 0.5], seed=1), scored([0.0, 0.8], seed=2)])
     held = found.groups[0].methods[0].held[0]
     assert (held.held, held.seeds, held.epochs) == (2, 3, None)
-    assert "not reached in 1 of 3" in summary.markdown(found)
-    assert next(csv.DictReader(io.StringIO(summary.csv(found))))["held_90"] == "2"
+    assert "not reached in 1 of 3" in tables.markdown(found)
+    assert next(csv.DictReader(io.StringIO(tables.csv(found))))["held_90"] == "2"
 
 
-def test_a_teacher_at_zero_has_no_share_to_hold():
+def test_a_teacher_at_zero_has_no_fraction_to_hold():
     found = summarize([scored([0.0, 0.1], teacher=0.0)])
     held = found.groups[0].methods[0].held[0]
     assert not held.defined
-    assert "The teacher's score is not above zero: no share of it can be held." in found.groups[0].notes
-    assert "not reached" not in summary.markdown(found)
+    assert "The teacher's score is not above zero: percentages of it are undefined." in found.groups[0].notes
+    assert "not reached" not in tables.markdown(found)
     assert not any("held first" in sentence for sentence in found.groups[0].findings)
 
 
-def test_area_weighs_every_look_by_its_epochs():
+def test_area_weighs_every_evaluation_by_its_epochs():
     uneven = with_points(scored([0.0, 0.4, 0.8]), lambda i, p: replace(p, epoch=[0.0, 1.0, 5.0][i]))
     assert area(uneven) == pytest.approx((1 * 0.2 + 4 * 0.6) / 5)
     assert area(scored([0.3])) == 0.3
@@ -118,10 +118,10 @@ def test_a_difference_can_be_significant_alone_and_not_among_many():
     dcr = next(c for c in found.groups[0].comparisons if c.method == "dcr" and c.measure == "final")
     assert dcr.difference.p is not None
     assert dcr.difference.p < 0.05 < (dcr.holm or 0)
-    assert findings.verdict(dcr) == "better taken alone, not significant after adjustment"
+    assert findings.verdict(dcr) == "better on its own, not significant after adjustment"
 
 
-def test_standings_tell_the_best_those_like_it_and_the_worse():
+def test_standings_are_best_like_the_best_and_worse():
     runs = [scored([0.1, v], method="dcr", seed=seed) for seed, v in enumerate((0.80, 0.82, 0.84))]
     runs += [scored([0.1, v], method="dcr_dfg", seed=seed) for seed, v in enumerate((0.81, 0.80, 0.84))]
     runs += [scored([0.1, v], method="theseus", seed=seed) for seed, v in enumerate((0.50, 0.53, 0.54))]
@@ -135,17 +135,17 @@ def test_one_seed_says_that_nothing_is_significant():
     assert found.comparisons == 0
     assert all(c.difference.half is None and c.holm is None for c in found.groups[0].comparisons)
     assert "One seed per method: there are no intervals." in found.groups[0].notes
-    assert any("nothing can be said about significance" in sentence for sentence in findings.overview(found))
-    assert all("±" not in line for line in summary.markdown(found).splitlines() if line.startswith("|"))
+    assert any("nothing is significant" in sentence for sentence in findings.overview(found))
+    assert all("±" not in line for line in tables.markdown(found).splitlines() if line.startswith("|"))
 
 
 def test_one_method_is_compared_with_nothing():
     found = summarize([run(method="dcr", seed=seed) for seed in range(2)])
     assert found.groups[0].comparisons == []
-    assert findings.overview(found)[0].startswith("No method could be compared with a baseline")
+    assert findings.overview(found)[0].startswith("No method is compared with a baseline")
     assert found.groups[0].methods[0].standing == {"final": "unknown", "area": "unknown"}
     assert found.groups[0].findings[0].endswith(", by DCR.")
-    assert "(best)" not in summary.markdown(found)
+    assert "(best)" not in tables.markdown(found)
 
 
 def test_a_diverged_seed_is_counted_and_cannot_make_a_method_best():
@@ -169,59 +169,59 @@ def test_runs_that_measured_nothing_but_their_end():
     assert method.final is not None
     assert method.held[0].held == 0
     assert not method.line.by_site["cosine"]["blocks.0.attn"].known
-    assert summary.markdown(found)
+    assert tables.markdown(found)
 
 
 def test_no_points_and_no_scores_at_all():
-    empty = changed(run(), points=[], final={}, teacher={}, teacher_look={}, sites=[], total_steps=0)
+    empty = changed(run(), points=[], final={}, teacher={}, teacher_eval={}, sites=[], total_steps=0)
     found = summarize([empty])
     assert found.groups[0].shown_sites == []
     assert found.groups[0].methods[0].final is None
     assert "No run of this group ended with a finite accuracy." in found.groups[0].findings
-    assert summary.csv(found).count("\n") == 2
+    assert tables.csv(found).count("\n") == 2
 
 
 @pytest.mark.parametrize(("sites", "shown"), [(12, [0, 7, 11]), (6, [0, 3, 5]), (24, [0, 15, 23]), (2, [0, 1]), (1, [0])])
 def test_first_middle_and_last_site(sites: int, shown: list[int]):
-    assert summarize([run(sites=sites, looks=3)]).groups[0].shown_sites == shown
+    assert summarize([run(sites=sites, evaluations=3)]).groups[0].shown_sites == shown
 
 
-def test_curves_average_the_seeds_look_by_look():
+def test_curves_average_the_seeds_step_by_step():
     line = gather([scored([0.1, 0.4], seed=0), scored([0.3, 0.8], seed=1)], ["blocks.0.attn"])
-    curve = line.whole["students"]
+    curve = line.overall["students"]
     assert curve.mean == pytest.approx([0.2, 0.6])
     assert curve.half == pytest.approx([12.7062 * 0.1, 12.7062 * 0.2], rel=1e-4)
     assert not line.interpolated
 
 
-def test_looks_at_different_steps_are_interpolated_and_this_is_said():
-    coarse = scored([0.0, 0.8], seed=0)  # looks at steps 0 and 20
+def test_evaluations_at_different_steps_are_interpolated_and_noted():
+    coarse = scored([0.0, 0.8], seed=0)  # evaluated at steps 0 and 20
     fine = with_points(scored([0.0, 0.2, 0.8], seed=1), lambda i, p: replace(p, step=i * 10))
     found = summarize([coarse, fine])
     line = found.groups[0].methods[0].line
     assert line.step == [0, 10, 20]
-    assert line.whole["students"].mean == pytest.approx([0.0, (0.4 + 0.2) / 2, 0.8])
-    assert any("interpolated between looks: DCR" in note for note in found.groups[0].notes)
+    assert line.overall["students"].mean == pytest.approx([0.0, (0.4 + 0.2) / 2, 0.8])
+    assert any("and their curves interpolated: DCR" in note for note in found.groups[0].notes)
 
 
 def test_a_shorter_seed_is_not_drawn_beyond_its_end():
     found = summarize([scored([0.0, 0.2], seed=0), scored([0.0, 0.4, 0.8], seed=1)])
-    curve = found.groups[0].methods[0].line.whole["students"]
+    curve = found.groups[0].methods[0].line.overall["students"]
     assert curve.mean == pytest.approx([0.0, 0.3, 0.8])
     assert curve.half[2] is None
-    assert any(note.startswith("The budgets differ: 20 and 40 steps.") for note in found.groups[0].notes)
+    assert any(note.startswith("The numbers of steps differ: 20 and 40.") for note in found.groups[0].notes)
 
 
-def test_what_a_look_did_not_measure_stays_empty():
+def test_what_an_evaluation_did_not_measure_stays_empty():
     result = with_points(scored([0.1, 0.2, 0.3]), lambda i, p: replace(p, cosine={} if i == 1 else p.cosine))
     assert gather([result], ["blocks.0.attn"]).by_site["cosine"]["blocks.0.attn"].mean[1] is None
 
 
-def test_the_first_fifth_leaves_the_start_and_the_rest_out():
+def test_the_first_fifth_excludes_the_start_and_the_rest():
     result = changed(
         with_points(scored([0.1] * 11), lambda i, p: replace(p, gradient_norm={"blocks.0.attn": float(i)})), total_steps=200
     )
-    assert early_mean(result, "gradient_norm", "blocks.0.attn") == 1.5  # looks 1 and 2 of 10
+    assert early_mean(result, "gradient_norm", "blocks.0.attn") == 1.5  # evaluations 1 and 2 of 10
 
 
 def test_methods_come_in_the_order_of_the_paper(whole):
@@ -230,18 +230,18 @@ def test_methods_come_in_the_order_of_the_paper(whole):
     assert [name for name, _ in mixed.methods] == ["student_only", "dcr_dfg", "alpha", "zeta"]
 
 
-def test_shares_fall_and_other_groups_rise():
-    shares = summarize([run(group=name, looks=2) for name in ("5 %", "100 %", "20 %")])
-    depths = summarize([run(group=name, looks=2) for name in ("12 blocks", "6 blocks", "24 blocks")])
+def test_percentages_descend_and_other_groups_ascend():
+    shares = summarize([run(group=name, evaluations=2) for name in ("5 %", "100 %", "20 %")])
+    depths = summarize([run(group=name, evaluations=2) for name in ("12 blocks", "6 blocks", "24 blocks")])
     assert [group.name for group in shares.groups] == ["100 %", "20 %", "5 %"]
     assert [group.name for group in depths.groups] == ["6 blocks", "12 blocks", "24 blocks"]
 
 
-def test_a_method_may_miss_from_a_group():
+def test_a_method_may_be_missing_from_a_group():
     runs = [*grid(methods=["theseus", "dcr"], groups=["100 %"], seeds=2), *grid(methods=["dcr"], groups=["5 %"], seeds=2)]
     found = summarize(runs)
     assert [[method.method for method in group.methods] for group in found.groups] == [["theseus", "dcr"], ["dcr"]]
-    row = next(line for line in summary.markdown(found).splitlines() if line.startswith("| Theseus"))
+    row = next(line for line in tables.markdown(found).splitlines() if line.startswith("| Theseus"))
     assert row.endswith(f"| {NOTHING} |")
 
 
@@ -250,15 +250,15 @@ def test_several_experiments_do_not_mix():
     assert [group.name for group in found.groups] == ["deep: 100 %", "small: 100 %"]
 
 
-def test_doubles_are_left_out_and_named():
+def test_duplicates_are_ignored_and_named():
     found = summarize([run(seed=0), run(seed=0), run(seed=1)])
     assert found.groups[0].methods[0].seeds == [0, 1]
     assert found.runs == 2
-    assert found.notes == ["1 run left out, of the same method, group and seed as another: dcr-100%-seed0."]
+    assert found.notes == ["1 run ignored, with the method, group and seed of another: dcr-100%-seed0."]
 
 
 def test_csv_holds_plain_numbers_that_read_back(whole):
-    rows = list(csv.DictReader(io.StringIO(summary.csv(whole))))
+    rows = list(csv.DictReader(io.StringIO(tables.csv(whole))))
     assert len(rows) == 3 * len(LABELS)
     method = whole.groups[1].methods[2]
     row = next(row for row in rows if (row["group"], row["method"]) == ("20 %", "theseus"))
@@ -271,15 +271,17 @@ def test_csv_holds_plain_numbers_that_read_back(whole):
 
 def test_markdown_keeps_its_columns_whatever_labels_hold():
     label = "a | b <img src=x> `c`\nd \\"
-    text = summary.markdown(summarize([run(label=label, seed=seed, looks=3) for seed in range(2)]))
+    text = tables.markdown(summarize([run(label=label, seed=seed, evaluations=3) for seed in range(2)]))
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace("\\\\", "").replace("\\|", "").count("|") for line in table}) == 1
     assert "<img" not in text
     assert "a \\| b &lt;img src=x> \\`c\\` d \\\\" in text
 
 
-def test_scores_that_are_no_shares_are_written_as_they_are():
-    result = changed(run(looks=3), score="bits", final={"bits": -1.25}, teacher={"bits": -1.0}, teacher_look={"bits": -1.0})
-    text = summary.markdown(summarize([result]))
+def test_scores_that_are_no_fractions_are_plain_numbers():
+    result = changed(
+        run(evaluations=3), score="bits", final={"bits": -1.25}, teacher={"bits": -1.0}, teacher_eval={"bits": -1.0}
+    )
+    text = tables.markdown(summarize([result]))
     assert "-1.25" in text
     assert "-125" not in text

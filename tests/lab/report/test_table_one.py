@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from segue.lab.report import figures, paper_words, summary, tables
+from segue.lab.report import figures, table_one, tables
 from segue.lab.report.summary import Group, summarize
-from segue.lab.report.table_one import TableOne, gate_share, matching, rebuilt, to_prediction, variance
+from segue.lab.report.table_one import TableOne, gate_fraction, matching, rebuilt, to_prediction, variance
 from segue.reporting import records as results
 from segue.reporting.formatting import NOTHING
 from segue.reporting.palette import line_styles
@@ -24,17 +24,19 @@ from tests.lab.report.measured_runs import cost_of, with_cost, with_points
 from tests.lab.report.saved_runs import run, save
 
 A, B = "blocks.0.attn", "blocks.1.attn"
-BARE: dict[str, Any] = {"looks": 4, "sites": 2, "epochs": 5}  # 100 steps
+BARE: dict[str, Any] = {"evaluations": 4, "sites": 2, "epochs": 5}  # 100 steps
 
 
-def look(alpha: float, gates: tuple[float, float], data: tuple[float, float], told: tuple[float, float], **more: Any) -> dict:
-    """Write what one look measured at two sites."""
+def at(
+    alpha: float, gates: tuple[float, float], data: tuple[float, float], predicted: tuple[float, float], **more: Any
+) -> dict:
+    """Return what one evaluation measured at two sites."""
     return {
         "alpha": alpha,
         "gate_variance": dict(zip((A, B), gates, strict=True)),
         "gate_variance_error": {A: 0.1, B: 0.1},
         "data_variance": dict(zip((A, B), data, strict=True)),
-        "predicted_variance": dict(zip((A, B), told, strict=True)),
+        "predicted_variance": dict(zip((A, B), predicted, strict=True)),
         **more,
     }
 
@@ -65,18 +67,18 @@ def theseus(seed: int = 0, **settings: Any) -> Result:
     return run(method="theseus", seed=seed, **BARE, **settings)
 
 
-def test_the_gates_share_is_summed_over_sites_and_averaged_over_the_anneal():
+def test_the_gates_fraction_is_summed_over_sites_and_averaged_over_the_handover():
     one = with_points(
         theseus(),
-        look(0.9, (1.0, 2.0), (1.0, 0.0), (2.0, 2.0)),  # 3 of 4; 3 where 4 were predicted
-        look(0.3, (1.0, 0.0), (1.0, 2.0), (0.5, 0.0)),  # 1 of 4; 1 where 0.5 was predicted
-        look(0.0, (9.0, 9.0), (0.0, 0.0), (1.0, 1.0)),  # the teachers have gone: not counted
+        at(0.9, (1.0, 2.0), (1.0, 0.0), (2.0, 2.0)),  # 3 of 4; 3 where 4 were predicted
+        at(0.3, (1.0, 0.0), (1.0, 2.0), (0.5, 0.0)),  # 1 of 4; 1 where 0.5 was predicted
+        at(0.0, (9.0, 9.0), (0.0, 0.0), (1.0, 1.0)),  # the teachers have gone: not counted
     )
-    other = with_points(theseus(1), look(0.5, (7.0, 0.0), (3.0, 0.0), (7.0, 0.0)))
+    other = with_points(theseus(1), at(0.5, (7.0, 0.0), (3.0, 0.0), (7.0, 0.0)))
     row = row_of(one, other)
-    assert row.gate_share is not None
-    assert (row.gate_share.mean, row.gate_share.n) == (pytest.approx((0.5 + 0.7) / 2), 2)
-    assert row.gate_share.half == pytest.approx(12.7062 * 0.1, rel=1e-4)
+    assert row.gate_fraction is not None
+    assert (row.gate_fraction.mean, row.gate_fraction.n) == (pytest.approx((0.5 + 0.7) / 2), 2)
+    assert row.gate_fraction.half == pytest.approx(12.7062 * 0.1, rel=1e-4)
     assert mean_of(row.to_prediction) == pytest.approx(((3 + 1) / (4 + 0.5) + 1) / 2)
     assert mean_of(row.variance) == pytest.approx(((4 + 4) / 2 + 10) / 2)
     assert not row.exactly_zero
@@ -85,13 +87,13 @@ def test_the_gates_share_is_summed_over_sites_and_averaged_over_the_anneal():
     assert [mean_of(found) for found in row.by_depth["gate_variance"]] == pytest.approx([(1.0 + 7.0) / 2, (1.0 + 0.0) / 2])
 
 
-def test_a_look_counts_the_sites_that_have_both_numbers():
+def test_an_evaluation_counts_the_sites_that_have_both_numbers():
     point = replace(run(**BARE).train_info.points[0], gate_variance={A: 1.0, B: 5.0}, data_variance={A: 3.0})
-    assert gate_share(point) == 0.25
-    assert gate_share(replace(point, gate_variance={A: 0.0}, data_variance={A: 0.0})) is None  # nothing varies
-    assert gate_share(replace(point, data_variance={})) is None
-    assert gate_share(replace(point, data_variance={A: -0.5})) == 1.0  # an estimate below zero
-    assert gate_share(replace(point, gate_variance={A: -0.5})) == 0.0
+    assert gate_fraction(point) == 0.25
+    assert gate_fraction(replace(point, gate_variance={A: 0.0}, data_variance={A: 0.0})) is None  # nothing varies
+    assert gate_fraction(replace(point, data_variance={})) is None
+    assert gate_fraction(replace(point, data_variance={A: -0.5})) == 1.0  # an estimate below zero
+    assert gate_fraction(replace(point, gate_variance={A: -0.5})) == 0.0
     assert [variance(replace(point, data_variance=found)) for found in ({A: 3.0}, {A: -0.5}, {}, {A: math.nan})] == [
         4,
         1,
@@ -105,29 +107,29 @@ def test_a_look_counts_the_sites_that_have_both_numbers():
 
 
 def test_zero_is_exact_only_where_it_was_not_estimated():
-    still = look(0.5, (0.0, 0.0), (1.0, 1.0), (0.0, 0.0), gate_variance_error={A: 0.0, B: 0.0})
+    still = at(0.5, (0.0, 0.0), (1.0, 1.0), (0.0, 0.0), gate_variance_error={A: 0.0, B: 0.0})
     exact, estimated = with_points(run(**BARE), still), with_points(run(**BARE), still | {"gate_variance_error": {A: 0.0}})
-    assert (row_of(exact).exactly_zero, paper_words.gates(row_of(exact))) == (True, "0 (exactly)")
-    assert (row_of(estimated).exactly_zero, paper_words.gates(row_of(estimated))) == (False, "0.0 %")
-    once = with_points(run(**BARE), still, look(0.4, (1e-9, 0.0), (1.0, 1.0), (0.0, 0.0)))
+    assert (row_of(exact).exactly_zero, table_one.gates(row_of(exact))) == (True, "0 (exactly)")
+    assert (row_of(estimated).exactly_zero, table_one.gates(row_of(estimated))) == (False, "0.0 %")
+    once = with_points(run(**BARE), still, at(0.4, (1e-9, 0.0), (1.0, 1.0), (0.0, 0.0)))
     assert not row_of(once).exactly_zero
-    assert paper_words.gates(row_of(exact, run(seed=1, **BARE))) == "0 (exactly) (1 of 2 seeds)"
+    assert table_one.gates(row_of(exact, run(seed=1, **BARE))) == "0 (exactly) (1 of 2 seeds)"
 
 
-def test_a_run_without_teachers_is_measured_over_all_its_looks():
-    found = row_of(with_points(run(method="distillation", **BARE), look(0.0, (0.0, 0.0), (1.0, 1.0), (0.0, 0.0))))
-    assert mean_of(found.gate_share) == 0.0
+def test_a_run_without_teachers_is_measured_over_all_its_evaluations():
+    found = row_of(with_points(run(method="distillation", **BARE), at(0.0, (0.0, 0.0), (1.0, 1.0), (0.0, 0.0))))
+    assert mean_of(found.gate_fraction) == 0.0
     assert not found.exactly_zero  # the fixture's errors are 0.1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None])
-def test_a_look_that_is_not_finite_is_left_out(bad: Any, tmp_path: Path):
-    good = look(0.9, (1.0, 0.0), (3.0, 0.0), (2.0, 0.0))
-    broken = look(0.5, (bad, 1.0), (1.0, 1.0), (bad, 1.0))
+def test_an_evaluation_that_is_not_finite_is_ignored(bad: Any, tmp_path: Path):
+    good = at(0.9, (1.0, 0.0), (3.0, 0.0), (2.0, 0.0))
+    broken = at(0.5, (bad, 1.0), (1.0, 1.0), (bad, 1.0))
     found = row_of(*results.read_all(save([with_points(theseus(), good, broken)], tmp_path)))
-    assert (mean_of(found.gate_share), mean_of(found.to_prediction)) == (0.25, 0.5)
+    assert (mean_of(found.gate_fraction), mean_of(found.to_prediction)) == (0.25, 0.5)
     lost = row_of(with_points(theseus(), broken), with_points(theseus(1), good))
-    assert (mean_of(lost.gate_share), paper_words.gates(lost)) == (0.25, "25.0 % (1 of 2 seeds)")
+    assert (mean_of(lost.gate_fraction), table_one.gates(lost)) == (0.25, "25.0 % (1 of 2 seeds)")
     assert not row_of(with_points(theseus(), broken)).varies
 
 
@@ -145,10 +147,10 @@ def test_costs_are_those_of_the_counted_phases():
         "replaced": 2,
     }
     assert {name: mean_of(found) for name, found in row.counted.items()} == pytest.approx(expected)
-    assert paper_words.compute(row) == "1.004 x student-only, 1.3 % of what a full teacher adds"
+    assert table_one.compute(row) == "1.004 x student-only, 1.3 % of what a full teacher adds"
 
 
-def test_a_cost_goes_through_a_file_and_comes_back_whole():
+def test_a_cost_survives_a_file():
     import torch
     from torch import nn
 
@@ -203,22 +205,22 @@ def test_counts_of_zero_or_nothing_divide_nothing():
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "text"),
     [
         ({}, None),
         ({"plan": "?"}, None),
         ({"plan": {"guidance": None, "distill": None}}, "no"),
         ({"plan": {"guidance": {"kind": "losses.FeatureGuidance"}, "distill": None}}, "at the sites (guidance)"),
-        ({"plan": {"distill": {"kind": "losses.LogitDistillation"}}}, "of the whole model's output (distillation)"),
+        ({"plan": {"distill": {"kind": "losses.LogitDistillation"}}}, "of the model's output (distillation)"),
         (
             {"plan": {"guidance": {"unsaved": "mine"}, "distill": {}}},
-            "at the sites (guidance) and of the whole model's output (distillation)",
+            "at the sites (guidance) and of the model's output (distillation)",
         ),
     ],
 )
-def test_what_is_matched_stands_in_the_plan(config: dict[str, Any], words: str | None):
-    assert matching(config) == words
-    assert row_of(run(config={"seed": 0, **config}, **BARE)).matching == words
+def test_what_is_matched_is_read_from_the_plan(config: dict[str, Any], text: str | None):
+    assert matching(config) == text
+    assert row_of(run(config={"seed": 0, **config}, **BARE)).matching == text
 
 
 @pytest.mark.parametrize(
@@ -237,14 +239,14 @@ def test_what_is_matched_stands_in_the_plan(config: dict[str, Any], words: str |
         ("High", 0.0, 0.0, "does not hold"),
     ],
 )
-def test_a_word_is_judged_both_ways_by_the_whole_interval(word: str, mean: float, half: float | None, verdict: str):
-    assert paper_words.level(Estimate(mean, half, 2, 2), word) == verdict
-    assert paper_words.level(None, word) == "not measured"
+def test_a_claim_is_tested_with_the_complete_interval(word: str, mean: float, half: float | None, verdict: str):
+    assert table_one.level(Estimate(mean, half, 2, 2), word) == verdict
+    assert table_one.level(None, word) == "not measured"
 
 
-def test_the_words_are_those_of_the_paper():
-    words = {method: [aspect.words[method] for aspect in paper_words.ASPECTS] for method in ("distillation", "theseus", "dcr")}
-    assert words == {
+def test_the_claims_are_those_of_the_paper():
+    claims = {method: [aspect.claims[method] for aspect in table_one.ASPECTS] for method in ("distillation", "theseus", "dcr")}
+    assert claims == {
         "distillation": ["Low", "High (full teacher model forward)", "Yes (rigid)"],
         "theseus": ["High (gate-induced)", "Low (gate overhead only)", "No"],
         "dcr": ["Low (deterministic)", "Low (branch-local teacher only at replaced layers)", "No (optional via DFG)"],
@@ -252,30 +254,30 @@ def test_the_words_are_those_of_the_paper():
 
 
 def test_sentences_say_what_holds_and_what_does_not():
-    quiet = with_points(theseus(config={"plan": {}}), look(0.5, (1.0, 0.0), (9.0, 10.0), (2.0, 0.0)))
+    quiet = with_points(theseus(config={"plan": {}}), at(0.5, (1.0, 0.0), (9.0, 10.0), (2.0, 0.0)))
     dear = cost_of("distillation", sites=2, steps=100)
-    found = paper_words.sentences(group_of([with_cost(quiet, dear)]))
+    found = table_one.findings(group_of([with_cost(quiet, dear)]))
     assert found == [
-        "Gradient variance caused by the gates, the paper's word does not hold: Theseus (“High (gate-induced)”, here 5.0 %).",
-        "Extra compute of the whole run, the paper's word does not hold: Theseus (“Low (gate overhead only)”, here 1.333 x "
+        "Gradient variance caused by the gates, the paper's claim does not hold: Theseus (“High (gate-induced)”, here 5.0 %).",
+        "Extra compute of the run, the paper's claim does not hold: Theseus (“Low (gate overhead only)”, here 1.333 x "
         "student-only, 100.0 % of what a full teacher adds).",
-        "Needs feature matching, the paper's word holds: Theseus (“No”, here no).",
-        "The gates' variance beside the paper's formula for it: 0.5 x with Theseus.",
-        "The whole variance, by gates and minibatches: 20 with Theseus.",
-        "A step of a blend is as dear as one with a full teacher at 30 modules like these; 2 modules replaced here.",
+        "Needs feature matching, the paper's claim holds: Theseus (“No”, here no).",
+        "The gates' variance relative to the paper's formula: 0.5 x with Theseus.",
+        "The total variance, by gates and minibatches: 20 with Theseus.",
+        "A blend step costs as much as one with a full teacher at 30 modules like these; 2 modules replaced here.",
     ]
 
 
 def test_a_plan_that_matches_features_is_not_what_the_paper_calls_no_matching():
     guided = run(method="dcr", config={"plan": {"guidance": {}}}, **BARE)
-    aspect = paper_words.ASPECTS[2]
+    aspect = table_one.ASPECTS[2]
     method = group_of([guided]).methods[0]
-    assert paper_words.beside(method, aspect) == ("at the sites (guidance)", "No (optional via DFG)", "does not hold")
+    assert table_one.against_paper(method, aspect) == ("at the sites (guidance)", "No (optional via DFG)", "does not hold")
 
 
-def test_markdown_has_the_words_and_the_numbers():
-    text = summary.markdown(summarize(measured_runs.grid(["theseus", "dcr"], looks=21, sites=2)))
-    part = text[text.index("### What it costs, what it varies") :]
+def test_markdown_has_the_claims_and_the_numbers():
+    text = tables.markdown(summarize(measured_runs.grid(["theseus", "dcr"], evaluations=21, sites=2)))
+    part = text[text.index("### Cost and gradient variance") :]
     lines = [line for line in part.splitlines() if line.startswith("| ")]
     assert next(line for line in lines if line.startswith("| DCR")).startswith(
         "| DCR | 0 (exactly) | Low (deterministic) | holds |"
@@ -283,17 +285,17 @@ def test_markdown_has_the_words_and_the_numbers():
     assert lines[0].count("|") == lines[2].count("|") == 11
     assert "| Theseus | " in part
     assert "1.004 | 0.753 | 1.022 | 1.050 | 6,000 | 150 |" in next(line for line in lines[5:] if line.startswith("| DCR"))
-    assert "“Low” is read as below 10 %" in part
+    assert "“Low” means below 10 %" in part
 
 
 def test_csv_holds_the_same_numbers():
-    runs = measured_runs.grid(["student_only", "theseus", "dcr"], looks=21, sites=2)
-    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(summary.csv(summarize(runs))))}
+    runs = measured_runs.grid(["student_only", "theseus", "dcr"], evaluations=21, sites=2)
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(tables.csv(summarize(runs))))}
     theseus_row = row_of(*(one for one in runs if one.run_info.method == "theseus"))
-    assert float(rows["theseus"]["gate_share_mean"]) == mean_of(theseus_row.gate_share)
+    assert float(rows["theseus"]["gate_fraction_mean"]) == mean_of(theseus_row.gate_fraction)
     assert float(rows["theseus"]["gate_variance_to_prediction_mean"]) == mean_of(theseus_row.to_prediction)
     assert rows["theseus"]["gate_variance_exactly_zero"] == "0"
-    assert (rows["dcr"]["gate_variance_exactly_zero"], rows["dcr"]["gate_share_mean"]) == ("1", "0.0")
+    assert (rows["dcr"]["gate_variance_exactly_zero"], rows["dcr"]["gate_fraction_mean"]) == ("1", "0.0")
     assert float(rows["dcr"]["to_student_only_mean"]) == pytest.approx((200 * 920 + 800 * 900) / 900_000)
     assert rows["student_only"]["break_even_mean"] == ""
     assert rows["dcr"]["feature_matching"] == "no"
@@ -305,36 +307,36 @@ def test_runs_that_measured_nothing_leave_no_trace_in_the_tables():
         group = group_of(runs)
         assert tables.shown_aspects(group) == []
         assert tables.cost_columns(group) == []
-        assert "What it costs" not in summary.markdown(summarize(runs))
-    row = next(csv.DictReader(io.StringIO(summary.csv(summarize([run(**BARE)])))))
-    assert (row["gate_share_mean"], row["to_student_only_mean"], row["feature_matching"]) == ("", "", "")
+        assert "Cost and gradient variance" not in tables.markdown(summarize(runs))
+    row = next(csv.DictReader(io.StringIO(tables.csv(summarize([run(**BARE)])))))
+    assert (row["gate_fraction_mean"], row["to_student_only_mean"], row["feature_matching"]) == ("", "", "")
 
 
 def test_a_mixed_group_says_what_is_missing():
     old = [run(method="theseus", seed=0, **BARE), run(method="distillation", seed=0, **BARE)]
     new = with_points(
-        with_cost(theseus(1), cost_of("theseus", sites=2, steps=100)), look(0.5, (3.0, 0.0), (1.0, 0.0), (3.0, 0.0))
+        with_cost(theseus(1), cost_of("theseus", sites=2, steps=100)), at(0.5, (3.0, 0.0), (1.0, 0.0), (3.0, 0.0))
     )
     group = group_of([*old, new])
-    cells = {method.method: [paper_words.beside(method, one)[0] for one in paper_words.ASPECTS] for method in group.methods}
+    cells = {method.method: [table_one.against_paper(method, one)[0] for one in table_one.ASPECTS] for method in group.methods}
     assert cells["theseus"] == [
         "75.0 % (1 of 2 seeds)",
         "1.004 x student-only, 1.3 % of what a full teacher adds (1 of 2 seeds)",
         NOTHING,
     ]
     assert cells["distillation"] == [NOTHING, NOTHING, NOTHING]
-    assert [aspect.heading for aspect in tables.shown_aspects(group)] == [one.heading for one in paper_words.ASPECTS[:2]]
-    assert not any("KL distillation" in sentence for sentence in paper_words.sentences(group))
+    assert [aspect.heading for aspect in tables.shown_aspects(group)] == [one.heading for one in table_one.ASPECTS[:2]]
+    assert not any("KL distillation" in sentence for sentence in table_one.findings(group))
 
 
 def test_costs_without_variances_show_costs_alone():
     group = group_of([with_cost(run(**BARE), cost_of("dcr", sites=2, steps=100))])
-    assert [aspect.heading for aspect in tables.shown_aspects(group)] == ["Extra compute of the whole run"]
+    assert [aspect.heading for aspect in tables.shown_aspects(group)] == ["Extra compute of the run"]
     assert "to_prediction" not in {column.key for column in tables.cost_columns(group)}
 
 
 def test_the_figure_shows_sums_with_intervals_and_the_minibatches_thinly():
-    runs = measured_runs.grid(["theseus"], seeds=2, looks=21, sites=2)
+    runs = measured_runs.grid(["theseus"], seeds=2, evaluations=21, sites=2)
     axes = figure_of(runs, "gate_variance").axes[0]
     gates, data = axes.lines
     early = [[point for point in one.train_info.points if point.alpha > 0] for one in runs]
@@ -346,16 +348,16 @@ def test_the_figure_shows_sums_with_intervals_and_the_minibatches_thinly():
     assert [text.get_text() for text in figure_of(runs, "gate_variance").legends[0].get_texts()] == ["Theseus"]
 
 
-def test_the_figure_ends_with_the_anneal():
-    runs = measured_runs.grid(["student_only", "theseus"], seeds=1, looks=21, sites=1)
+def test_the_figure_ends_with_the_handover():
+    runs = measured_runs.grid(["student_only", "theseus"], seeds=1, evaluations=21, sites=1)
     group = group_of(runs)
     assert group.anneal_end == pytest.approx(0.15)
     assert max(line.get_xdata()[-1] for line in figure_of(runs, "gate_variance").axes[0].lines) == pytest.approx(0.15)
-    assert group_of(measured_runs.grid(["student_only"], seeds=1, looks=5, sites=1)).anneal_end == 1.0
+    assert group_of(measured_runs.grid(["student_only"], seeds=1, evaluations=5, sites=1)).anneal_end == 1.0
 
 
-def test_what_a_logarithmic_figure_cannot_show_is_said():
-    figure = figure_of(measured_runs.grid(["theseus", "dcr"], seeds=2, looks=21, sites=12), "variance_depth")
+def test_what_a_logarithmic_figure_cannot_show_is_named():
+    figure = figure_of(measured_runs.grid(["theseus", "dcr"], seeds=2, evaluations=21, sites=12), "variance_depth")
     assert figure.axes[0].get_yscale() == "log"
     assert "0 throughout: DCR" in figure.texts[0].get_text().replace("\n", " ")
     assert "Theseus" not in figure.texts[0].get_text()
@@ -374,7 +376,7 @@ def test_bounds_are_sizes_over_bounds_with_the_bound_in_sight():
 
 @pytest.mark.parametrize("name", ["gate_variance", "variance_depth", "bounds"])
 def test_text_is_legible_and_nothing_covers_the_data(name: str):
-    figure = figure_of(measured_runs.grid(seeds=2, looks=21, sites=12), name)
+    figure = figure_of(measured_runs.grid(seeds=2, evaluations=21, sites=12), name)
     boxes = [axes.get_tightbbox() for axes in figure.axes]
     legend = figure.legends[0].get_window_extent()
     note = figure.texts[0].get_window_extent()
@@ -388,7 +390,7 @@ def test_text_is_legible_and_nothing_covers_the_data(name: str):
         assert box.x1 <= figure.bbox.x1 + 1
 
 
-def test_names_stand_in_their_order_and_inside_the_axes():
+def test_names_are_in_order_and_inside_the_axes():
     steep = {"alpha": 0.5, "path_rise": {A: 1e-6, B: 0.1}, "path_bound": {A: 1.0, B: 1.0}}
     bent = with_points(theseus(), steep | {"curvature_bias": {A: 1.0}, "curvature_bound": {A: 2.0}})
     both = [bent, with_points(run(method="distillation", **BARE), steep)]  # no gate, no curvature bias
@@ -404,10 +406,10 @@ def test_only_what_was_measured_is_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     new = {"gate_variance", "variance_depth", "bounds"}
 
     def drawn(one: Result) -> set[str]:
-        return {path.name for path in figures.draw_all([one], tmp_path)} & new
+        return {path.name for path in figures.draw(summarize([one]), tmp_path)} & new
 
     assert drawn(run(**BARE)) == set()
     assert drawn(with_cost(run(**BARE), cost_of("dcr", sites=2))) == set()
-    assert drawn(with_points(theseus(), look(0.5, (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)))) == new - {"bounds"}
+    assert drawn(with_points(theseus(), at(0.5, (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)))) == new - {"bounds"}
     assert drawn(with_points(theseus(), {"data_variance": {A: 1.0}})) == set()
     assert drawn(with_points(theseus(), {"path_rise": {A: 1.0}, "path_bound": {A: 2.0}})) == {"bounds"}

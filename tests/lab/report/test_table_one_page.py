@@ -1,4 +1,4 @@
-"""The section "What it costs, what it varies" in a real browser."""
+"""The section "Cost and gradient variance" in a real browser."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tests.lab.report.saved_runs import run
 
 pytest.importorskip("matplotlib", reason="the report draws with matplotlib (pip install segue[lab])")
 
-SETTINGS: dict[str, Any] = {"looks": 21, "sites": 3}
+SETTINGS: dict[str, Any] = {"evaluations": 21, "sites": 3}
 CARDS = ("costs-card", "figure-gate_variance", "figure-variance_depth", "figure-bounds")
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    bare = run(looks=3, sites=2)
+    bare = run(evaluations=3, sites=2)
     sites = [NASTY, "b"]
-    nasty = measured(run(method="dcr", label=NASTY, looks=11, sites=2))
+    nasty = measured(run(method="dcr", label=NASTY, evaluations=11, sites=2))
     points = [_renamed(point, sites) for point in nasty.train_info.points]
     kinds = {
         "whole": measured_runs.grid(seeds=2, **SETTINGS),
         "bare": [bare],
         "costs": [with_cost(bare, cost_of("dcr", sites=2))],
-        "groups": [*measured_runs.grid(["theseus", "dcr"], seeds=2, **SETTINGS), run(group="5 %", looks=3, sites=2)],
+        "groups": [*measured_runs.grid(["theseus", "dcr"], seeds=2, **SETTINGS), run(group="5 %", evaluations=3, sites=2)],
         "nasty": [_with(nasty, points=points, sites=sites)],
     }
     for name, runs in kinds.items():
@@ -57,14 +57,15 @@ def shown(page: Any) -> list[str]:
     return [name for name in CARDS if page.locator(f"#{name}").is_visible()]
 
 
-def test_the_section_shows_words_numbers_and_figures(visit):
+def test_the_section_shows_claims_numbers_and_figures(visit):
     page = visit("whole")
     assert shown(page) == list(CARDS)
     row = page.locator("table.beside tbody tr", has_text="KL distillation")
     assert row.locator("td").all_inner_texts() == [
         "0 (exactly)\nThe paper says “Low”: holds",
-        "1.333 x student-only, 100.0\u00a0% of what a full teacher adds\nThe paper says “High (full teacher model forward)”: holds",
-        "of the whole model's output (distillation)\nThe paper says “Yes (rigid)”: holds",
+        "1.333 x student-only, 100.0\u00a0% of what a full teacher adds\n"
+        "The paper says “High (full teacher model forward)”: holds",
+        "of the model's output (distillation)\nThe paper says “Yes (rigid)”: holds",
     ]
     numbers = page.locator("#costs table").nth(1)
     assert numbers.locator("thead th").count() == 9
@@ -72,7 +73,7 @@ def test_the_section_shows_words_numbers_and_figures(visit):
         "1.007", "0.755", "1.033", "1.050", "6,000", "150",
     ]  # fmt: skip
     assert page.locator("#costs-findings li").count() == 6
-    assert "“Low” is read as below" in page.locator("#costs-reading").inner_text()
+    assert "“Low” means below" in page.locator("#costs-reading").inner_text()
 
 
 def test_lines_follow_the_methods_that_are_shown(visit):
@@ -87,7 +88,7 @@ def test_lines_follow_the_methods_that_are_shown(visit):
     assert "every method is hidden" in page.locator("#figure-variance_depth .nothing").inner_text()
 
 
-def test_values_are_read_by_keyboard_and_end_with_the_anneal(visit):
+def test_values_are_read_by_keyboard_and_end_with_the_handover(visit):
     page = visit("whole")
     line = summarize(measured_runs.grid(["theseus"], seeds=2, **SETTINGS)).groups[0].methods[0].line
     page.locator("#figure-gate_variance .plot").focus()
@@ -95,7 +96,7 @@ def test_values_are_read_by_keyboard_and_end_with_the_anneal(visit):
     spoken = page.locator("#spoken").text_content()
     assert spoken.startswith("15 % of the training: ")
     assert "DCR 0 ± 0;" in spoken
-    mean = line.whole["gate_variance"].mean[3]
+    mean = line.overall["gate_variance"].mean[3]
     assert f"Theseus {mean:.3g} ±" in spoken
     assert "Theseus, minibatches " in spoken
 
@@ -114,7 +115,7 @@ def test_nothing_measured_shows_nothing_and_costs_alone_show_costs(visit):
     assert shown(visit("bare")) == []
     page = visit("costs")
     assert shown(page) == ["costs-card"]
-    assert page.locator("table.beside thead th").all_text_contents() == ["Method", "Extra compute of the whole run"]
+    assert page.locator("table.beside thead th").all_text_contents() == ["Method", "Extra compute of the run"]
 
 
 def test_a_group_without_measurements_hides_the_section_again(visit):
@@ -151,6 +152,6 @@ def test_the_data_is_plain_and_finite():
     broken = measured_runs.grid(["theseus"], seeds=1, **SETTINGS)[0]
     points = [replace(point, gate_variance={"blocks.0.attn": float("nan")}) for point in broken.train_info.points]
     group = data_in(page_of([_with(broken, points=points)]))["groups"][0]
-    assert group["lines"]["theseus"]["whole"]["gate_variance"] is None
+    assert group["lines"]["theseus"]["overall"]["gate_variance"] is None
     assert group["depth"]["gate_variance"]["theseus"] is None
-    assert group["table_one"]["aspects"] == ["Extra compute of the whole run", "Needs feature matching"]
+    assert group["table_one"]["aspects"] == ["Extra compute of the run", "Needs feature matching"]

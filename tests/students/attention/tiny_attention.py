@@ -1,21 +1,21 @@
-"""Teach Segue the attention of tests/tiny.py, so that operators run where the tests of the core run."""
+"""Register the attention of tests/helpers/tiny.py, so that operators run where the tests of the core run."""
 
 from torch import Tensor, nn
 
-from segue.students import Call, Geometry, Interface, projection, teach, thirds
+from segue.students import AttentionCall, AttentionInterface, AttentionSpec, projection, register_attention, split_qkv
 from tests.helpers import tiny
 
 
-class TinyAttention(Interface):
+class TinyAttention(AttentionInterface):
     """One head, called with the tokens alone."""
 
-    def read(self, module: nn.Module) -> Geometry:
-        query, key, value = thirds(projection(module.get_submodule("qkv")))
+    def parse(self, module: nn.Module) -> AttentionSpec:
+        query, key, value = split_qkv(projection(module.get_submodule("qkv")))
         output = projection(module.get_submodule("proj"))
-        return Geometry(heads=1, head_size=8, query=query, key=key, value=value, output=output)
+        return AttentionSpec(heads=1, head_size=8, query=query, key=key, value=value, output=output)
 
-    def receive(self, x: Tensor) -> Call:
-        return Call(x)
+    def unpack(self, x: Tensor) -> AttentionCall:
+        return AttentionCall(x)
 
 
-teach(tiny.Attention, TinyAttention)
+register_attention(tiny.Attention, TinyAttention)

@@ -1,4 +1,4 @@
-"""Curves: the looks of several seeds on common steps, as a mean with its interval."""
+"""Curves: the evaluations of several seeds on common steps, as a mean with its interval."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from segue.reporting.records import Point, Result
 from segue.reporting.statistics import Estimate, estimate
 
 BY_SITE = ("cosine", "relative_error", "gradient_norm", "drift_blend", "drift_students")
-SUMMED = ("gate_variance", "data_variance")  # variances of independent parts add up: over the sites they are one number
-WHOLE = ("students", "blend", "alpha", "loss", *SUMMED)
-EARLY = 0.2  # the share of the training in which aggr20 hands over, taken for every method alike
+SUMMED = ("gate_variance", "data_variance")  # variances of independent parts add up over the sites
+OVERALL = ("students", "blend", "alpha", "loss", *SUMMED)
+EARLY = 0.2  # the fraction of the training in which aggr20 hands over, used for every method
 
-Looks = list[tuple[float, float | None]]  # (step, value); what was measured but is not finite is None
+Values = list[tuple[float, float | None]]  # (step, value); None where the value is not finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One quantity over the looks of a line: mean over seeds, half width of the interval."""
+    """One quantity over the evaluations of a line: mean over seeds, half width of the interval."""
 
     mean: list[float | None]
     half: list[float | None]
 
     @property
     def known(self) -> bool:
-        """Whether any look has a value."""
+        """Whether any evaluation has a value."""
         return any(value is not None for value in self.mean)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """All curves of one method in one group, over common looks."""
+    """All curves of one method in one group, at common steps."""
 
     step: list[float]
     progress: list[float]
     epoch: list[float]
     seconds: list[float]  # mean over the seeds at that step, like FLOPs
     flops: list[float]
-    whole: dict[str, Curve]  # by quantity of WHOLE
+    overall: dict[str, Curve]  # by quantity of OVERALL
     by_site: dict[str, dict[str, Curve]]  # by quantity of BY_SITE, then by site
-    interpolated: bool  # the seeds looked at different steps
+    interpolated: bool  # the seeds were evaluated at different steps
 
 
 def finite(value: float | None) -> float | None:
-    """Give a number, or None for what is missing, infinite or NaN."""
+    """Return a number, or None if it is missing, infinite or NaN."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 def gather(runs: Sequence[Result], sites: Sequence[str]) -> Line:
-    """Gather the seeds of one method into one line."""
+    """Collect the curves of one method over its seeds."""
     steps = sorted({float(point.step) for run in runs for point in run.train_info.points})
     own = [{float(point.step) for point in run.train_info.points} for run in runs]
 
     def axis(read: Callable[[Point], float]) -> list[float]:
-        values = [on_steps(_looks(run, read), steps) for run in runs]
+        values = [on_steps(_values(run, read), steps) for run in runs]
         return [mean([column[i] for column in values]) or 0.0 for i in range(len(steps))]
 
-    def curve(read: Callable[[Result], Looks]) -> Curve:
-        return _curve([on_steps(read(run), steps, without=looked) for run, looked in zip(runs, own, strict=True)])
+    def curve(read: Callable[[Result], Values]) -> Curve:
+        return _curve([on_steps(read(run), steps, without=evaluated) for run, evaluated in zip(runs, own, strict=True)])
 
     return Line(
         step=steps,
@@ -68,73 +68,73 @@ def gather(runs: Sequence[Result], sites: Sequence[str]) -> Line:
         epoch=axis(lambda point: point.epoch),
         seconds=axis(lambda point: point.seconds),
         flops=axis(lambda point: point.flops),
-        whole={quantity: curve(lambda run, q=quantity: whole_looks(run, q)) for quantity in WHOLE},  # type: ignore[misc]
+        overall={quantity: curve(lambda run, q=quantity: overall_values(run, q)) for quantity in OVERALL},  # type: ignore[misc]
         by_site={
             quantity: {
-                site: curve(lambda run, q=quantity, s=site: site_looks(run, q, s))  # type: ignore[misc]
+                site: curve(lambda run, q=quantity, s=site: site_values(run, q, s))  # type: ignore[misc]
                 for site in sites
             }
             for quantity in BY_SITE
         },
-        interpolated=any(looked != set(steps) for looked in own),
+        interpolated=any(evaluated != set(steps) for evaluated in own),
     )
 
 
-def whole_looks(run: Result, quantity: str) -> Looks:
-    """Read one quantity of the whole model from a run's points; looks that did not measure it are left out."""
+def overall_values(run: Result, quantity: str) -> Values:
+    """Read one quantity of the model from the points that measured it."""
     if quantity in ("students", "blend"):
         score = run.train_info.score
-        return _looks_by_key(run, lambda point: getattr(point, quantity), score)
+        return _values_by_key(run, lambda point: getattr(point, quantity), score)
     if quantity in SUMMED:
-        return _looks(run, lambda point: over_sites(getattr(point, quantity)))
-    return _looks(run, lambda point: getattr(point, quantity))
+        return _values(run, lambda point: over_sites(getattr(point, quantity)))
+    return _values(run, lambda point: getattr(point, quantity))
 
 
-def site_looks(run: Result, quantity: str, site: str) -> Looks:
-    """Read one quantity at one site from a run's points; looks that did not measure it are left out."""
-    return _looks_by_key(run, lambda point: getattr(point, quantity), site)
+def site_values(run: Result, quantity: str, site: str) -> Values:
+    """Read one quantity at one site from the points that measured it."""
+    return _values_by_key(run, lambda point: getattr(point, quantity), site)
 
 
 def over_sites(values: Mapping[str, float | None]) -> float | None:
-    """Add up what was measured at the sites; None if nothing was, NaN if a part of it is not finite."""
+    """Sum over the sites; None if nothing was measured, NaN if a value is not finite."""
     found = [math.nan if value is None else value for value in values.values()]
     return math.fsum(found) if found and all(map(math.isfinite, found)) else math.nan if found else None
 
 
-def annealed(run: Result) -> list[Point]:
-    """Choose the looks at which teachers still had a share; all looks of a run whose teachers never had one."""
+def handover_points(run: Result) -> list[Point]:
+    """Select the points at which alpha is above 0; all points of a run in which it never is."""
     points = run.train_info.points
     return [point for point in points if (finite(point.alpha) or 0.0) > 0] or points
 
 
-def on_steps(looks: Looks, steps: Sequence[float], without: Collection[float] = ()) -> list[float | None]:
-    """Put looks on given steps: as they are where they fit, interpolated between, None outside.
+def on_steps(points: Values, steps: Sequence[float], without: Collection[float] = ()) -> list[float | None]:
+    """Return the values at given steps: as measured where they were, interpolated between, None outside.
 
-    A step in `without` is not interpolated: there the run looked, but did not measure.
+    A step in `without` is not interpolated: the run was evaluated there and did not measure this.
     """
-    own = [step for step, _ in looks]
+    own = [step for step, _ in points]
     values: list[float | None] = []
     for step in steps:
         right = bisect_left(own, step)
         if right < len(own) and own[right] == step:
-            values.append(looks[right][1])
+            values.append(points[right][1])
         elif right in (0, len(own)) or step in without:
             values.append(None)
         else:
-            values.append(_between(looks[right - 1], looks[right], step))
+            values.append(_between(points[right - 1], points[right], step))
     return values
 
 
 def early_mean(run: Result, quantity: str, site: str) -> float | None:
-    """Average one quantity at one site over the looks in the first fifth of the training, the start left out."""
+    """Average one quantity at one site over the first fifth of the training, without the start."""
     end = EARLY * run.train_info.total_steps
-    return mean([value for step, value in site_looks(run, quantity, site) if 0 < step <= end])
+    return mean([value for step, value in site_values(run, quantity, site) if 0 < step <= end])
 
 
 def last(run: Result, quantity: str, site: str) -> float | None:
-    """Read one quantity at one site from the last look that measured it."""
-    looks = site_looks(run, quantity, site)
-    return looks[-1][1] if looks else None
+    """Read one quantity at one site from the last evaluation that measured it."""
+    values = site_values(run, quantity, site)
+    return values[-1][1] if values else None
 
 
 def profile(runs: Sequence[Result], sites: Sequence[str], read: Callable[[Result, str], float | None]) -> list[Estimate | None]:
@@ -142,20 +142,20 @@ def profile(runs: Sequence[Result], sites: Sequence[str], read: Callable[[Result
     return [estimate([read(run, site) for run in runs]) for site in sites]
 
 
-def _looks(run: Result, read: Callable[[Point], float | None]) -> Looks:
+def _values(run: Result, read: Callable[[Point], float | None]) -> Values:
     found = [(float(point.step), read(point)) for point in run.train_info.points]
     return [(step, finite(value)) for step, value in found if value is not None]
 
 
-def _looks_by_key(run: Result, read: Callable[[Point], Mapping[str, float | None]], key: str) -> Looks:
+def _values_by_key(run: Result, read: Callable[[Point], Mapping[str, float | None]], key: str) -> Values:
     return [(float(point.step), finite(read(point)[key])) for point in run.train_info.points if key in read(point)]
 
 
 def _between(left: tuple[float, float | None], right: tuple[float, float | None], step: float) -> float | None:
     if left[1] is None or right[1] is None:
         return None
-    share = (step - left[0]) / (right[0] - left[0])
-    return left[1] + share * (right[1] - left[1])
+    fraction = (step - left[0]) / (right[0] - left[0])
+    return left[1] + fraction * (right[1] - left[1])
 
 
 def _curve(columns: Sequence[Sequence[float | None]]) -> Curve:
@@ -164,6 +164,6 @@ def _curve(columns: Sequence[Sequence[float | None]]) -> Curve:
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Average what is known; None when nothing is."""
+    """Average the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None

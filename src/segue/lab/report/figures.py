@@ -1,4 +1,4 @@
-"""Figures for papers: PNG and PDF at column width, drawn from a summary of saved runs."""
+"""Figures: PNG and PDF at the width of a paper's column, drawn with matplotlib from a summary of saved runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from segue.lab.report.panels import Panel, group_figures
-from segue.lab.report.summary import Group, Summary, summarize
+from segue.lab.report.summary import Group, Summary
 from segue.lab.report.tables import MARKS
 from segue.reporting.formatting import counted, listed, shortened, significant
 from segue.reporting.palette import LineStyle, line_styles, require_matplotlib
-from segue.reporting.records import Result
 
 WIDTH = 3.3  # inches: a column of a two-column paper
-FAINT = (1, 1.6)  # dashes of a companion
+FAINT = (1, 1.6)  # dashes of a second curve
 LEFT, RIGHT, BOTTOM, TOP, GAP = 0.52, 0.08, 0.38, 0.06, 0.3
 PANEL = 1.25
 LEGEND_ROW = 0.135
@@ -26,7 +25,7 @@ NOTE_ROW, NOTE_LETTERS = 0.13, 62
 FONT = 7
 SETTINGS: Any = {
     "font.size": FONT,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same everywhere
     "axes.titlesize": FONT,
     "axes.labelsize": FONT,
     "xtick.labelsize": FONT,
@@ -41,15 +40,10 @@ SETTINGS: Any = {
     "axes.axisbelow": True,
     "lines.linewidth": 1.1,
     "lines.markersize": 3.2,
-    "pdf.fonttype": 42,  # letters stay letters, as publishers ask
+    "pdf.fonttype": 42,  # text stays text, as publishers require
     "text.parse_math": False,  # a dollar sign in a label is a dollar sign
     "axes.formatter.use_mathtext": False,
 }
-
-
-def draw_all(results: list[Result], folder: Path) -> list[Path]:
-    """Draw every figure as PNG and PDF."""
-    return draw(summarize(results), folder)
 
 
 def draw(summary: Summary, folder: Path) -> list[Path]:
@@ -70,7 +64,7 @@ def _figure(panels: list[Panel], note: str) -> Any:
     from matplotlib.figure import Figure
 
     panels = [panel for panel in panels if panel.lines]
-    fullest_first = sorted(panels, key=lambda panel: -len(panel.lines))  # it has the methods in their order
+    fullest_first = sorted(panels, key=lambda panel: -len(panel.lines))  # it has all methods, in order
     entries = {line.style: line.label for panel in fullest_first for line in panel.lines if not line.faint}
     columns = 2 if all(len(label) <= 22 for label in entries.values()) and len(entries) > 1 else 1
     legend_height = LEGEND_ROW * -(-len(entries) // columns) + 0.02
@@ -93,13 +87,13 @@ def _figure(panels: list[Panel], note: str) -> Any:
 
 
 def _zeros(panels: list[Panel]) -> list[str]:
-    """Say what a logarithmic scale cannot show."""
+    """Name what a logarithmic axis cannot show."""
     lines = [[y for y in line.mean if y is not None] for panel in panels if _logarithmic(panel) for line in panel.lines]
     names = dict.fromkeys(
         line.label for panel in panels if _logarithmic(panel) for line in panel.lines if not line.faint and not any(line.mean)
     )
     some = any(y <= 0 for means in lines if any(means) for y in means)
-    return ["what is not above 0 is left out"] * some + ([f"0 throughout: {listed(list(names))}"] if names else [])
+    return ["values of 0 and below are not shown"] * some + ([f"0 throughout: {listed(list(names))}"] if names else [])
 
 
 def _fill(axes: Any, panel: Panel, *, show_x: bool) -> None:
@@ -254,7 +248,7 @@ def write(folder: Path, name: str, draw: Callable[[], Any]) -> list[Path]:
         figure = draw()
         paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
         figure.savefig(paths[0], dpi=300, metadata={"Software": None})
-        figure.savefig(paths[1], metadata={"CreationDate": None, "Producer": None})  # the same runs, the same file
+        figure.savefig(paths[1], metadata={"CreationDate": None, "Producer": None})  # the same runs give the same file
     return paths
 
 
@@ -266,7 +260,7 @@ def settings() -> Iterator[None]:
     with warnings.catch_warnings(), matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
-        warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # a label may hold letters that the font lacks
+        warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # a label may have characters that the font lacks
         yield
 
 

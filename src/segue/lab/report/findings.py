@@ -1,4 +1,4 @@
-"""Findings: sentences made from numbers, saying what is and what is not significant."""
+"""Findings: what the numbers show, as sentences that say what is significant and what is not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from segue.lab.report.curves import finite
-from segue.reporting.formatting import LONGEST, ScoreFormat, counted, duration, flops, listed, p_value, shortened, significant
+from segue.reporting.formatting import ScoreFormat, counted, duration, flops, listed, p_value, shortened, significant
 
 if TYPE_CHECKING:
     from segue.lab.report.summary import Comparison, Group, Measure, Method, Summary
@@ -17,13 +17,8 @@ ALPHA = 0.05
 MEASURE_NAMES: dict[Measure, str] = {"final": "final {score}", "area": "mean {score} over the run"}
 
 
-def short(label: str) -> str:
-    """Cut a label to what a sentence can carry."""
-    return shortened(label, LONGEST)
-
-
 def measure_name(measure: Measure, score: str) -> str:
-    """Name a measure for people."""
+    """Return the name of a measure in text."""
     return MEASURE_NAMES[measure].format(score=score)
 
 
@@ -31,12 +26,12 @@ def overview(summary: Summary) -> list[str]:
     """Say what all groups together show."""
     found = [comparison for group in summary.groups for comparison in group.comparisons]
     if not found:
-        return ["No method could be compared with a baseline: a comparison needs one of each in the same group."]
-    sentences = []
+        return ["No method is compared with a baseline: that takes one of each in the same group."]
+    found_all = []
     if len(summary.groups) > 1:
-        sentences.append(_wins(summary))
+        found_all.append(_wins(summary))
     if not summary.comparisons:
-        return [*sentences, "With one seed per method nothing can be said about significance: any difference may be chance."]
+        return [*found_all, "With one seed per method nothing is significant: any difference may be chance."]
     for measure in MEASURE_NAMES:
         family = [c for c in found if c.measure == measure and c.holm is not None]
         if not family:
@@ -44,15 +39,15 @@ def overview(summary: Summary) -> list[str]:
         alone = [c for c in family if significant_alone(c)]
         adjusted = [c for c in family if significant_adjusted(c)]
         name = measure_name(measure, summary.groups[0].score)
-        sentences.append(
+        found_all.append(
             f"{name[0].upper()}{name[1:]}: {counted(len(family), 'comparison')} with the best baseline of the group; "
-            f"{len(alone) or 'none'} significant at 5 % taken alone, {len(adjusted) or 'none'} after Holm's adjustment"
+            f"{len(alone) or 'none'} significant at 5 % on its own, {len(adjusted) or 'none'} after Holm's adjustment"
             + (f" ({_joined([_where(c, summary) for c in adjusted])})." if adjusted else ".")
         )
-    return sentences
+    return found_all
 
 
-def sentences(group: Group, score_format: ScoreFormat) -> list[str]:
+def of_group(group: Group, score_format: ScoreFormat) -> list[str]:
     """Say what the runs of one group show."""
     found = [_leader(group, score_format)]
     for measure in MEASURE_NAMES:
@@ -62,14 +57,14 @@ def sentences(group: Group, score_format: ScoreFormat) -> list[str]:
 
 
 def notes(by_method: Mapping[str, Sequence[Result]], methods: Sequence[Method]) -> list[str]:
-    """Say what a reader must know before trusting the numbers of a group."""
+    """Say what limits the numbers of a group."""
     runs = [run for of_method in by_method.values() for run in of_method]
     found = []
     single = [method.label for method in methods if len(method.seeds) < 2]
     if len(single) == len(methods):
         found.append("One seed per method: there are no intervals.")
     elif single:
-        found.append(f"One seed only, so no interval: {listed(single)}.")
+        found.append(f"One seed and so no interval: {listed(single)}.")
     for method in methods:
         lost = [
             run.run_info.seed
@@ -78,55 +73,55 @@ def notes(by_method: Mapping[str, Sequence[Result]], methods: Sequence[Method]) 
         ]
         if lost:
             found.append(
-                f"{short(method.label)}: {len(lost)} of {counted(len(method.seeds), 'seed')} ended without a finite score "
+                f"{shortened(method.label)}: {len(lost)} of {counted(len(method.seeds), 'seed')} ended without a finite score "
                 "(diverged or not measured); the means are over the others."
             )
         skipped = sum(run.train_info.skipped_steps for run in by_method[method.method])
         if skipped:
-            found.append(f"{short(method.label)}: {counted(skipped, 'step')} skipped over all seeds.")
+            found.append(f"{shortened(method.label)}: {counted(skipped, 'step')} skipped over all seeds.")
     if len({frozenset(method.seeds) for method in methods}) > 1:
-        found.append("The methods do not share all seeds; differences are over the seeds that both have.")
+        found.append("The methods have different seeds; differences are over those that both have.")
     budgets = sorted({run.train_info.total_steps for run in runs})
     if len(budgets) > 1:
-        found.append(f"The budgets differ: {listed([str(budget) for budget in budgets])} steps.")
+        found.append(f"The numbers of steps differ: {listed([str(budget) for budget in budgets])}.")
     different = [method.label for method in methods if method.line.interpolated]
     if different:
-        found.append(f"Seeds looked at different steps; their curves are interpolated between looks: {listed(different)}.")
+        found.append(f"Seeds are evaluated at different steps, and their curves interpolated: {listed(different)}.")
     return found + _teacher_notes(runs)
 
 
 def _teacher_notes(runs: Sequence[Result]) -> list[str]:
     scores = sorted({run.train_info.score for run in runs})
-    found = [f"The runs do not count the same score: {listed(scores)}."] if len(scores) > 1 else []
-    teachers = [finite(run.train_info.teacher_look.get(run.train_info.score)) for run in runs]
+    found = [f"The runs have different scores: {listed(scores)}."] if len(scores) > 1 else []
+    teachers = [finite(run.train_info.teacher_eval.get(run.train_info.score)) for run in runs]
     if any(teacher is None for teacher in teachers):
-        return [*found, "The teacher's score is missing in some runs: no share of it can be held there."]
+        return [*found, "The teacher's score is missing in some runs: percentages of it are undefined there."]
     if any(teacher is not None and teacher <= 0 for teacher in teachers):
-        return [*found, "The teacher's score is not above zero: no share of it can be held."]
+        return [*found, "The teacher's score is not above zero: percentages of it are undefined."]
     if len(set(teachers)) > 1:
-        found.append("The teacher differs between runs; each is measured against its own, the figures show the mean.")
+        found.append("The teacher differs between runs; each run is compared with its own, the figures show the mean.")
     return found
 
 
 def significant_alone(comparison: Comparison) -> bool:
-    """Say whether a difference is significant at 5 % if it were the only one."""
+    """Whether a difference is significant at 5 % on its own."""
     return comparison.difference.p is not None and comparison.difference.p < ALPHA
 
 
 def significant_adjusted(comparison: Comparison) -> bool:
-    """Say whether a difference is significant at 5 % among all that were tested."""
+    """Whether a difference is significant at 5 % among all that were tested."""
     return comparison.holm is not None and comparison.holm < ALPHA
 
 
 def verdict(comparison: Comparison) -> str:
-    """Say in a few words how far a difference can be trusted."""
+    """Say whether a difference is significant."""
     if comparison.difference.p is None:
-        return "with one common seed nothing can be said about significance"
+        return "not tested: one common seed"
     way = "better" if comparison.difference.mean > 0 else "worse"
     if significant_adjusted(comparison):
         return f"significantly {way}"
     if significant_alone(comparison):
-        return f"{way} taken alone, not significant after adjustment"
+        return f"{way} on its own, not significant after adjustment"
     return "not significant"
 
 
@@ -136,14 +131,14 @@ def _wins(summary: Summary) -> str:
         for method in group.methods:
             if method.standing["final"] == "best":
                 wins.setdefault(method.label, []).append(group.name)
-    parts = [f"{short(label)} in {listed(names)}" for label, names in wins.items()]
+    parts = [f"{shortened(label)} in {listed(names)}" for label, names in wins.items()]
     return f"Best final {summary.groups[0].score} by its mean: {'; '.join(parts)}." if parts else ""
 
 
 def _where(comparison: Comparison, summary: Summary) -> str:
     way = "above" if comparison.difference.mean > 0 else "below"
-    place = f" in {short(comparison.group)}" if len(summary.groups) > 1 else ""
-    return f"{short(comparison.label)} {way}{place}"
+    place = f" in {shortened(comparison.group)}" if len(summary.groups) > 1 else ""
+    return f"{shortened(comparison.label)} {way}{place}"
 
 
 def _leader(group: Group, score_format: ScoreFormat) -> str:
@@ -156,8 +151,8 @@ def _leader(group: Group, score_format: ScoreFormat) -> str:
     unknown = alone is None and any(method.standing["final"] == "unknown" for method in group.methods)
     rest = f"; not distinguishable from it: {listed(alike)}" if alike else ""
     if unknown and not alike:
-        rest = "; whether the others are really lower cannot be said with one seed"
-    reached = f"{score_format.estimate(leader.final)}, by {short(leader.label)}{rest}"
+        rest = "; with one seed, whether the others are lower is not tested"
+    reached = f"{score_format.estimate(leader.final)}, by {shortened(leader.label)}{rest}"
     which = "mean" if alone else "best mean"
     return f"{teacher}The {which} {group.score} of the students alone at the end is {reached}."
 
@@ -171,7 +166,7 @@ def _against_baseline(group: Group, measure: Measure, score_format: ScoreFormat)
     by_verdict: dict[str, list[Comparison]] = {}
     for comparison in sorted(found, key=lambda c: (c.difference.p is None, c.difference.p or 0.0)):
         by_verdict.setdefault(verdict(comparison), []).append(comparison)
-    parts = [f"{words}: {_joined([_told(c, score_format) for c in alike])}" for words, alike in by_verdict.items()]
+    parts = [f"{text}: {_joined([_described(c, score_format) for c in alike])}" for text, alike in by_verdict.items()]
     return [f"{head}. {'. '.join(part[0].upper() + part[1:] for part in parts)}."]
 
 
@@ -183,18 +178,18 @@ def _joined(parts: list[str]) -> str:
 def _named(group: Group, name: str, measure: Measure, score_format: ScoreFormat) -> str:
     method = group.method(name)
     assert method is not None
-    return f"{short(method.label)} ({score_format.estimate(method.of(measure))})"
+    return f"{shortened(method.label)} ({score_format.estimate(method.of(measure))})"
 
 
-def _told(comparison: Comparison, score_format: ScoreFormat) -> str:
-    """Name a method and its difference; the interval too for what the paper is about, the table has the others."""
+def _described(comparison: Comparison, score_format: ScoreFormat) -> str:
+    """Name a method and its difference, for DCR with its interval; the table has those of the others."""
     difference = comparison.difference
     if "dcr" in comparison.method.lower() and difference.half is not None:
         low, high = (score_format.change(difference.mean + side * difference.half, unit=False) for side in (-1, 1))
         adjusted = "" if comparison.holm is None else f", adjusted {p_value(comparison.holm)}"
-        told = f"{score_format.change(difference.mean)}, {low} to {high}, p {_is(difference.p or 0.0)}{adjusted}"
-        return f"{short(comparison.label)} ({told})"
-    return f"{short(comparison.label)} ({score_format.change(difference.mean)})"
+        numbers = f"{score_format.change(difference.mean)}, {low} to {high}, p {_is(difference.p or 0.0)}{adjusted}"
+        return f"{shortened(comparison.label)} ({numbers})"
+    return f"{shortened(comparison.label)} ({score_format.change(difference.mean)})"
 
 
 def _is(p: float) -> str:
@@ -205,25 +200,25 @@ def _speed(group: Group) -> list[str]:
     found = []
     for index in range(len(group.methods[0].held)):
         reached = [(method, method.held[index]) for method in group.methods if method.held[index].epochs is not None]
-        share = f"{100 * group.methods[0].held[index].share:.0f} % of the teacher's {group.score}"
+        share = f"{100 * group.methods[0].held[index].fraction:.0f} % of the teacher's {group.score}"
         if not any(method.held[index].defined for method in group.methods):
             return []
         if not reached:
-            found.append(f"No method holds {share} in every seed.")
+            found.append(f"No method reaches and keeps {share} in every seed.")
             break
         by_epochs = min(reached, key=lambda pair: _mean(pair[1].epochs))
         by_seconds = min(reached, key=lambda pair: _mean(pair[1].seconds))
         first = "first " if len(group.methods) > 1 else ""
         epochs, seconds, work = by_epochs[1].epochs, by_epochs[1].seconds, by_epochs[1].flops
-        text = f"{share} is held {first}by {short(by_epochs[0].label)}: after {significant(_mean(epochs))} epochs"
+        text = f"{share} is reached {first}by {shortened(by_epochs[0].label)}: after {significant(_mean(epochs))} epochs"
         text += f" ({duration(_mean(seconds))}, {flops(_mean(work))})"
         if by_seconds[0] is not by_epochs[0]:
-            text += f"; by the clock first by {short(by_seconds[0].label)}, after {duration(_mean(by_seconds[1].seconds))}"
+            text += f"; in time first by {shortened(by_seconds[0].label)}, after {duration(_mean(by_seconds[1].seconds))}"
         others = [(m, h) for m, h in reached if ("dcr" in m.method.lower()) != ("dcr" in by_epochs[0].method.lower())]
         if others:
             second = min(others, key=lambda pair: _mean(pair[1].epochs))
             kind = "baseline" if "dcr" in by_epochs[0].method.lower() else "DCR variant"
-            text += f"; the first {kind} is {short(second[0].label)}, after {significant(_mean(second[1].epochs))} epochs"
+            text += f"; the first {kind} is {shortened(second[0].label)}, after {significant(_mean(second[1].epochs))} epochs"
         missing = [method.label for method in group.methods if method.held[index].epochs is None]
         found.append(f"{text}." + (f" Not in every seed: {listed(missing)}." if missing else ""))
     return found
@@ -232,12 +227,12 @@ def _speed(group: Group) -> list[str]:
 def _mechanisms(group: Group) -> list[str]:
     kinds: list[tuple[str, Callable[[Method], list[Estimate | None]]]] = [
         ("the students' mean gradient norm", lambda method: method.early_gradient),
-        ("the drift of the residual stream as it trains", lambda method: method.early_drift),
+        ("the drift of the residual stream of the blend", lambda method: method.early_drift),
     ]
     found = []
     for name, read in kinds:
         known = [
-            (short(method.label), sum(values) / len(values))
+            (shortened(method.label), sum(values) / len(values))
             for method in group.methods
             if (values := [one.mean for one in read(method) if one is not None])
         ]

@@ -45,7 +45,7 @@
 
   const measured = (byMethod) => Object.values(byMethod).some((one) => one !== null);
   const drawable = (figure) => !figure.costs
-    || (figure.depth ? Object.keys(figure.depth).some((key) => measured(group().depth[key])) : Object.values(group().lines).some((one) => one.whole[figure.id] !== null));
+    || (figure.depth ? Object.keys(figure.depth).some((key) => measured(group().depth[key])) : Object.values(group().lines).some((one) => one.overall[figure.id] !== null));
 
   function points(xs, curve) {
     return curve === null || curve === undefined ? [] : xs.map((x, i) => [x, curve[0][i], curve[1][i]]).filter((point) => point[1] !== null);
@@ -67,14 +67,14 @@
         ...base, title: group().sites[site], name: `${figure.title}, ${group().sites[site]}`, log: figure.log || false, low: figure.log ? 0 : null,
         series: series((one) => one.sites[quantity][site], state.axis),
       }));
-      const beside = [0, ...found.flatMap((panel) => panel.series.flatMap((one) => one.points.map((point) => point[1])))];
-      return figure.log ? found : found.map((panel) => ({ ...panel, beside, low: 1.04 * Math.min(...beside) }));
+      const shared = [0, ...found.flatMap((panel) => panel.series.flatMap((one) => one.points.map((point) => point[1])))];
+      return figure.log ? found : found.map((panel) => ({ ...panel, shared, low: 1.04 * Math.min(...shared) }));
     }
     if (figure.id === "accuracy") {
-      const all = series((one) => one.whole.students, state.axis);
-      if (state.blend) all.push(...series((one) => one.whole.blend, state.axis, "blend"));
-      const low = state.zoom ? 0.85 * (group().teacher_look ?? 0) : data.percent ? 0 : null;
-      return [{ ...base, percent: data.percent, low, reference: group().teacher_look, series: all }];
+      const all = series((one) => one.overall.students, state.axis);
+      if (state.blend) all.push(...series((one) => one.overall.blend, state.axis, "blend"));
+      const low = state.zoom ? 0.85 * (group().teacher_eval ?? 0) : data.percent ? 0 : null;
+      return [{ ...base, percent: data.percent, low, reference: group().teacher_eval, series: all }];
     }
     if (figure.depth) {
       return Object.entries(figure.depth).filter(([key]) => !figure.costs || measured(group().depth[key])).map(([key, title]) => ({
@@ -83,12 +83,12 @@
       }));
     }
     if (figure.id === "gate_variance") {
-      const both = [...series((one) => one.whole.gate_variance, "progress"), ...series((one) => one.whole.data_variance, "progress", "minibatches")];
+      const both = [...series((one) => one.overall.gate_variance, "progress"), ...series((one) => one.overall.data_variance, "progress", "minibatches")];
       for (const one of both) one.points = one.points.filter((point) => point[0] <= group().anneal_end);
       return [{ ...base, axis: "progress", log: true, low: 0, series: both }];
     }
-    if (figure.id === "schedules") return [{ ...base, axis: "progress", low: 0, series: series((one) => one.whole.alpha, "progress") }];
-    return [{ ...base, low: 0, series: series((one) => one.whole.loss, state.axis) }];
+    if (figure.id === "schedules") return [{ ...base, axis: "progress", low: 0, series: series((one) => one.overall.alpha, "progress") }];
+    return [{ ...base, low: 0, series: series((one) => one.overall.loss, state.axis) }];
   }
 
   function button(text, pressed, act, kind = "toggle") {
@@ -129,7 +129,7 @@
     const found = [];
     if (figure.id === "accuracy") {
       found.push(button("Also the blend", state.blend, again(() => { state.blend = !state.blend; })));
-      if (group().teacher_look > 0) found.push(button("Zoom to the top", state.zoom, again(() => { state.zoom = !state.zoom; })));
+      if (group().teacher_eval > 0) found.push(button("Zoom to the top", state.zoom, again(() => { state.zoom = !state.zoom; })));
     }
     if (figure.other) found.push(button("Students alone", Boolean(state[figure.id]), again(() => { state[figure.id] = !state[figure.id]; })));
     if (figure.sites && group().sites.length > 1) {
@@ -206,15 +206,15 @@
         element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...["Method", ...headings].map((text) => element("th", { scope: "col", role: "columnheader" }, text)))),
         element("tbody", { role: "rowgroup" }, ...rows.map((row) => element("tr", { role: "row" }, element("th", { scope: "row", role: "rowheader" }, line(methodOf[row.method])),
           ...row.cells.map((one, i) => element("td", { role: "cell", "data-heading": headings[i] }, ...cell(one))))))));
-    const beside = ([text, word, verdict]) => [element("span", {}, unbroken(text)),
-      word ? element("small", {}, `The paper says “${word}”: `, element("span", { class: verdict === "holds" ? "verdict" : "verdict not-so" }, verdict)) : null];
-    at("costs").replaceChildren(table("Table 1, measured", "costs beside", found.aspects, found.words, beside),
+    const beside = ([text, claim, verdict]) => [element("span", {}, unbroken(text)),
+      claim ? element("small", {}, `The paper says “${claim}”: `, element("span", { class: verdict === "holds" ? "verdict" : "verdict not-so" }, verdict)) : null];
+    at("costs").replaceChildren(table("Table 1, measured", "costs beside", found.aspects, found.claims, beside),
       ...(found.columns.length ? [table("Costs in numbers", "costs", found.columns, found.numbers, (text) => [unbroken(text)])] : []));
   }
 
   function winsTable() {
     at("wins-card").hidden = data.groups.length < 2;
-    at("wins-hint").textContent = `Final ${data.score} of the students alone, mean ± half of the 95 % interval. “≈ best”: the paired difference to the best of the column does not exclude zero.`;
+    at("wins-hint").textContent = `Final ${data.score} of the students alone, mean ± half of the 95 % interval. “≈ best”: the interval of the paired difference to the best of the column contains zero.`;
     at("wins").replaceChildren(
       element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "Method"), ...data.groups.map((one) => element("th", { scope: "col" }, one.name)))),
       element("tbody", {}, ...data.methods.map((method) => element("tr", {}, element("th", { scope: "row" }, line(method)), ...data.groups.map((one) => {
@@ -267,7 +267,7 @@
         const one = element("details", { class: "run" }, element("summary", {}, `${run.name}: ${run.group}, seed ${run.seed}`));
         one.addEventListener("toggle", () => {
           if (one.open && one.children.length === 1) one.append(element("p", { class: "what" }, `${run.facts.join(" · ")} · configuration ${run.hash}`),
-            element("h3", {}, "Configuration"), element("pre", { tabindex: "0" }, JSON.stringify(run.config, null, 2)), element("h3", {}, "Where and with what"), element("pre", { tabindex: "0" }, JSON.stringify(run.meta, null, 2)));
+            element("h3", {}, "Configuration"), element("pre", { tabindex: "0" }, JSON.stringify(run.config, null, 2)), element("h3", {}, "Versions and hardware"), element("pre", { tabindex: "0" }, JSON.stringify(run.meta, null, 2)));
         });
         return one;
       }));
@@ -302,7 +302,7 @@
   at("figures").replaceChildren(...cards.filter((_, i) => !FIGURES[i].costs));
   at("cost-figures").replaceChildren(...cards.filter((_, i) => FIGURES[i].costs));
   at("costs-reading").textContent = unbroken(data.reading);
-  at("compared-hint").textContent = `Paired by seed: the same seed sees the same batches. ${data.comparisons} ${data.comparisons === 1 ? "comparison" : "comparisons"} per measure over all groups; p-values stand alone and adjusted by Holm’s method. The best baseline is the one with the best mean in the group.`;
+  at("compared-hint").textContent = `Paired by seed: the same seed trains on the same batches. ${data.comparisons} ${data.comparisons === 1 ? "comparison" : "comparisons"} per measure over all groups; p-values are given as they are and adjusted by Holm’s method. The best baseline is the one with the best mean in the group.`;
   at("files").replaceChildren(...(data.files || []).map((path) => element("li", {}, element("a", { href: path }, path))));
   runList();
   refresh();

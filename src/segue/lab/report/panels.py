@@ -1,4 +1,4 @@
-"""Panels: what every figure for papers shows, before any of it is drawn."""
+"""Panels: what every figure shows, as data, before it is drawn."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from segue.reporting.statistics import Estimate
 
 @dataclass(frozen=True)
 class Drawn:
-    """One curve ready to be drawn."""
+    """One curve of a panel."""
 
     label: str
     style: LineStyle
     x: Sequence[float]
     mean: Sequence[float | None]
     half: Sequence[float | None]
-    faint: bool = False  # a companion of another curve in the same look
+    faint: bool = False  # a second curve of the same method
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class GroupPanels:
-    """The panels of one group, in the looks of its methods."""
+    """The panels of one group, in the styles of its methods."""
 
     group: Group
     style_of: dict[str, LineStyle]
@@ -51,7 +51,7 @@ class GroupPanels:
     def drawn(
         self, x: Callable[[Line], list[float]], y: Callable[[Line], Curve], times: float = 1.0, *, faint: bool = False
     ) -> list[Drawn]:
-        """Draw one curve of every method that has it."""
+        """Return one curve of every method that has it."""
         return [
             Drawn(
                 method.label,
@@ -95,23 +95,23 @@ class GroupPanels:
         return Panel(title, "site, in the order of depth", y_label, lines, log=True, ticks=ticks)
 
     def by_progress(self, y_label: str, quantity: str, *, title: str = "", faint: bool = False, until: float = 1.0) -> Panel:
-        """Show one quantity of the whole model over the training, or over its beginning."""
-        lines = self.drawn(lambda line: line.progress, lambda line: line.whole[quantity], faint=faint)
-        return Panel(title, "share of the training", y_label, [_cut(line, until) for line in lines])
+        """Show one quantity of the model over the training, or over its beginning."""
+        lines = self.drawn(lambda line: line.progress, lambda line: line.overall[quantity], faint=faint)
+        return Panel(title, "fraction of the training", y_label, [_cut(line, until) for line in lines])
 
 
 def group_figures(group: Group, summary: Summary, style_of: dict[str, LineStyle]) -> dict[str, list[Panel]]:
-    """Lay out every figure of one group; panels without lines show nothing and are left out."""
+    """Return the panels of every figure of one group."""
     make = GroupPanels(group, style_of)
     return {
         "cosine": _on_one_scale(make.at_sites("cosine", "interface cosine")),
         "accuracy": _accuracy(make, summary),
-        "schedules": [make.by_progress("alpha, the teacher's share", "alpha")],
+        "schedules": [make.by_progress("alpha", "alpha")],
         "gradient_norm": make.at_sites("gradient_norm", "gradient norm", log=True),
         "drift": make.at_sites("drift_blend", "drift", log=True),
         "depth": [
             make.by_depth("gradient norm, mean over the first fifth", "gradient norm", lambda method: method.early_gradient),
-            make.by_depth("drift of the model as it trains, first fifth", "drift", lambda method: method.early_drift),
+            make.by_depth("drift of the blend, mean over the first fifth", "drift", lambda method: method.early_drift),
             make.by_depth("drift of the students alone, at the end", "drift", lambda method: method.last_drift),
         ],
         **_table_one(make),
@@ -131,8 +131,8 @@ def _accuracy(make: GroupPanels, summary: Summary) -> list[Panel]:
             "students alone",
             label,
             f"{group.score}{percent}",
-            make.drawn(x, lambda line: line.whole["students"], times),
-            None if group.teacher_look is None else times * group.teacher_look,
+            make.drawn(x, lambda line: line.overall["students"], times),
+            None if group.teacher_eval is None else times * group.teacher_eval,
             bottom=0.0 if summary.score_format.percent else None,
         )
         for label, x in axes
@@ -151,20 +151,20 @@ def _table_one(make: GroupPanels) -> dict[str, list[Panel]]:
         "gate_variance": [replace(gates, lines=[*gates.lines, *data.lines], log=True)] if gates.lines else [],
         "variance_depth": [
             make.by_depth(
-                "gate-induced variance, mean over the anneal",
+                "gate-induced variance, mean over the handover",
                 "variance",
                 lambda method: method.table_one.by_depth["gate_variance"],
             )
         ],
         "bounds": [
-            bounded("curvature bias of the loss, mean over the anneal", "bias / bound", "curvature"),
-            bounded("rise of the loss along the path, likewise", "rise / bound", "path"),
+            bounded("curvature bias of the loss, mean over the handover", "bias / bound", "curvature"),
+            bounded("rise of the loss along the path, mean over the handover", "rise / bound", "path"),
         ],
     }
 
 
 def _on_one_scale(panels: list[Panel]) -> list[Panel]:
-    """Give panels that are read side by side the same limits."""
+    """Give panels that are compared the same limits."""
     means = [mean for panel in panels for line in panel.lines for mean in line.mean if mean is not None]
     low, high = min([0.0, *means]), max([0.0, *means])
     margin = 0.06 * (high - low or 1.0)

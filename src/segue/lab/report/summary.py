@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
-from segue.lab.report import findings, tables
-from segue.lab.report.curves import Line, early_mean, finite, gather, last, mean, profile, whole_looks
-from segue.lab.report.table_one import TableOne, table_one
+from segue.lab.report import findings, table_one
+from segue.lab.report.curves import Line, early_mean, finite, gather, last, mean, overall_values, profile
+from segue.lab.report.table_one import TableOne
 from segue.reporting.formatting import ScoreFormat, counted, listed
 from segue.reporting.palette import in_order
 from segue.reporting.records import Result
 from segue.reporting.statistics import Difference, Estimate, estimate, holm, paired_difference
 
-SHARES = (0.90, 0.95, 0.99)  # of the teacher's score, to be held by the students alone
+FRACTIONS = (0.90, 0.95, 0.99)  # of the teacher's score, for the students alone to reach and hold
 ROUNDING = 1e-9  # 0.9 * 0.8 is a little more than 0.72
 
 Measure = Literal["final", "area"]
@@ -26,27 +26,27 @@ Standing = Literal["best", "like the best", "worse", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """When the students alone held a share of the teacher's score: from then on no look found less."""
+    """When the students alone reached a fraction of the teacher's score and never fell below it again."""
 
-    share: float
-    defined: bool  # a teacher without a positive score has no share to hold
-    held: int  # in so many seeds
+    fraction: float
+    defined: bool  # the teacher's score is positive
+    held: int  # the number of seeds that did
     seeds: int
-    epochs: Estimate | None  # all three only where every seed held it
+    epochs: Estimate | None  # all three only if every seed did
     seconds: Estimate | None
     flops: Estimate | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What all seeds of one method in one group say."""
+    """One method in one group, over its seeds."""
 
     method: str
     label: str
     seeds: list[int]
-    final: Estimate | None  # the score of the students alone on all examples held out
+    final: Estimate | None  # the score of the students alone on all held-out examples
     area: Estimate | None  # their mean score over the epochs of the run
-    held: list[Held]  # one per share
+    held: list[Held]  # one per fraction
     step_seconds: Estimate | None
     step_flops: Estimate | None
     seconds: Estimate | None
@@ -55,14 +55,14 @@ class Method:
     standing: dict[Measure, Standing]
     line: Line
     early_gradient: list[Estimate | None]  # by site, mean over the first fifth of the training
-    early_drift: list[Estimate | None]  # of the model as it trains, likewise
-    last_drift: list[Estimate | None]  # of the students alone, at the last look
+    early_drift: list[Estimate | None]  # of the blend, likewise
+    last_drift: list[Estimate | None]  # of the students alone, at the last evaluation
     table_one: TableOne
     runs: list[Result] = field(repr=False)
     by_seed: dict[Measure, dict[int, float | None]] = field(repr=False)
 
     def of(self, measure: Measure) -> Estimate | None:
-        """Give the estimate of one measure."""
+        """Return the estimate of one measure."""
         return self.final if measure == "final" else self.area
 
 
@@ -86,8 +86,8 @@ class Group:
 
     name: str
     score: str
-    teacher: float | None  # the untouched model on all examples held out, mean over the runs
-    teacher_look: float | None  # and on the examples of the looks
+    teacher: float | None  # the original model on all held-out examples, mean over the runs
+    teacher_eval: float | None  # and on the examples of the evaluations during training
     sites: list[str]
     epochs: float
     methods: list[Method]
@@ -97,19 +97,19 @@ class Group:
 
     @property
     def shown_sites(self) -> list[int]:
-        """Choose the first, a middle and the last site, as the paper does with blocks 0, 7 and 11 of 12."""
+        """Select the first, a middle and the last site, as the paper does with blocks 0, 7 and 11 of 12."""
         end = len(self.sites) - 1
         return sorted({0, round(7 / 11 * end), end}) if self.sites else []
 
     @property
     def anneal_end(self) -> float:
-        """The share of the training at the last look that found a teacher's share, of any method; 1 if none did."""
-        looks = [
+        """The progress at the last evaluation of any method with alpha above 0; 1 if there is none."""
+        points = [
             (progress, alpha)
             for method in self.methods
-            for progress, alpha in zip(method.line.progress, method.line.whole["alpha"].mean, strict=True)
+            for progress, alpha in zip(method.line.progress, method.line.overall["alpha"].mean, strict=True)
         ]
-        return max((progress for progress, alpha in looks if alpha), default=1.0)
+        return max((progress for progress, alpha in points if alpha), default=1.0)
 
     def method(self, name: str) -> Method | None:
         """Find a method by its name."""
@@ -118,18 +118,18 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Everything that tables, figures and the report need."""
+    """Everything that tables, figures and the page show."""
 
     experiments: list[str]
     runs: int
     score_format: ScoreFormat
     groups: list[Group]
-    comparisons: int  # of one measure, over all groups, with a p-value
+    comparisons: int  # with a p-value, of one measure, over all groups
     notes: list[str]
 
     @property
     def methods(self) -> list[tuple[str, str]]:
-        """List every method and its label once, in the order of the paper."""
+        """Every method and its label once, in the order of the paper."""
         labels = {method.method: method.label for group in reversed(self.groups) for method in group.methods}
         return [(name, labels[name]) for name in in_order(labels)]
 
@@ -140,7 +140,7 @@ def summarize(results: list[Result]) -> Summary:
     >>> summarize([]).groups
     []
     """
-    kept, notes = _without_doubles(results)
+    kept, notes = _without_duplicates(results)
     experiments = sorted({run.run_info.experiment for run in kept})
     named: dict[str, list[Result]] = {}
     for run in kept:
@@ -156,43 +156,33 @@ def summarize(results: list[Result]) -> Summary:
     )
 
 
-def markdown(summary: Summary) -> str:
-    """Write the tables as Markdown."""
-    return tables.markdown(summary)
-
-
-def csv(summary: Summary) -> str:
-    """Write one row of plain numbers per group and method."""
-    return tables.csv(summary)
-
-
 def is_baseline(method: str) -> bool:
-    """Say whether a method is one that DCR has to beat."""
+    """Whether a method is a baseline, which is any but DCR and its variants."""
     return "dcr" not in method.lower()
 
 
 def best(methods: Sequence[Method], measure: Measure) -> Method | None:
-    """Choose the method with the best mean; one whose every seed came through goes before any other."""
+    """Select the method with the best mean; methods with a value for every seed precede the others."""
     known = [(found, method) for method in methods if (found := method.of(measure)) is not None]
     return max(known, key=lambda pair: (pair[0].complete, pair[0].mean))[1] if known else None
 
 
-def _without_doubles(results: list[Result]) -> tuple[list[Result], list[str]]:
+def _without_duplicates(results: list[Result]) -> tuple[list[Result], list[str]]:
     kept: dict[tuple[str, str, str, int], Result] = {}
-    doubles = []
+    duplicates = []
     for run in results:
         info = run.run_info
         if kept.setdefault((info.experiment, info.group, info.method, info.seed), run) is not run:
-            doubles.append(info.name)
-    if not doubles:
+            duplicates.append(info.name)
+    if not duplicates:
         return list(kept.values()), []
     return list(kept.values()), [
-        f"{counted(len(doubles), 'run')} left out, of the same method, group and seed as another: {listed(doubles)}."
+        f"{counted(len(duplicates), 'run')} ignored, with the method, group and seed of another: {listed(duplicates)}."
     ]
 
 
 def _group_order(names: list[str]) -> list[str]:
-    """Order groups by the numbers in their names: shares in percent fall, everything else rises."""
+    """Sort groups by the numbers in their names: percentages descend, everything else ascends."""
 
     def key(name: str) -> list[tuple[int, float, str]]:
         sign = -1 if "%" in name else 1
@@ -222,7 +212,7 @@ def _group(name: str, runs: list[Result]) -> Group:
         name=name,
         score=runs[0].train_info.score,
         teacher=mean([finite(run.train_info.teacher.get(run.train_info.score)) for run in runs]),
-        teacher_look=mean([finite(run.train_info.teacher_look.get(run.train_info.score)) for run in runs]),
+        teacher_eval=mean([finite(run.train_info.teacher_eval.get(run.train_info.score)) for run in runs]),
         sites=sites,
         epochs=max((point.epoch for run in runs for point in run.train_info.points), default=0.0),
         methods=[replace(one, standing={m: _standing(one, methods, m) for m in MEASURES}) for one in methods],
@@ -245,7 +235,7 @@ def _method(runs: list[Result], sites: list[str]) -> Method:
         seeds=[run.run_info.seed for run in runs],
         final=estimate(list(finals.values())),
         area=estimate(list(areas.values())),
-        held=[_held(runs, share) for share in SHARES],
+        held=[_held(runs, fraction) for fraction in FRACTIONS],
         step_seconds=per_step(lambda run: run.train_info.seconds),
         step_flops=per_step(lambda run: run.train_info.flops),
         seconds=estimate([run.train_info.seconds for run in runs]),
@@ -256,18 +246,18 @@ def _method(runs: list[Result], sites: list[str]) -> Method:
         early_gradient=profile(runs, sites, lambda run, site: early_mean(run, "gradient_norm", site)),
         early_drift=profile(runs, sites, lambda run, site: early_mean(run, "drift_blend", site)),
         last_drift=profile(runs, sites, lambda run, site: last(run, "drift_students", site)),
-        table_one=table_one(runs, sites),
+        table_one=table_one.measure(runs, sites),
         runs=runs,
         by_seed={"final": finals, "area": areas},
     )
 
 
 def area(run: Result) -> float | None:
-    """Average the students' score over the epochs of a run; a look without a finite score leaves no area."""
+    """Average the students' score over the epochs of a run; None if an evaluation has no finite score."""
     epochs = {float(point.step): point.epoch for point in run.train_info.points}
-    looks = whole_looks(run, "students")
-    points = [(epochs[step], value) for step, value in looks if value is not None]
-    if not points or len(points) < len(looks):
+    values = overall_values(run, "students")
+    points = [(epochs[step], value) for step, value in values if value is not None]
+    if not points or len(points) < len(values):
         return None
     length = points[-1][0] - points[0][0]
     if length <= 0:
@@ -275,25 +265,25 @@ def area(run: Result) -> float | None:
     return sum((right[0] - left[0]) * (left[1] + right[1]) / 2 for left, right in pairwise(points)) / length
 
 
-def held_from(run: Result, share: float) -> int | None:
-    """Find the point from which on the students alone hold a share of the teacher's score, at every later look too."""
-    teacher = finite(run.train_info.teacher_look.get(run.train_info.score))
+def held_from(run: Result, fraction: float) -> int | None:
+    """Find the point from which on the students alone have a fraction of the teacher's score, at every later point too."""
+    teacher = finite(run.train_info.teacher_eval.get(run.train_info.score))
     begin: int | None = None
     for index, point in enumerate(run.train_info.points):
         if run.train_info.score not in point.students:
             continue
         value = finite(point.students[run.train_info.score])
-        enough = teacher is not None and value is not None and value >= share * teacher - ROUNDING
+        enough = teacher is not None and value is not None and value >= fraction * teacher - ROUNDING
         begin = (index if begin is None else begin) if enough else None
     return begin
 
 
-def _held(runs: list[Result], share: float) -> Held:
-    teachers = [finite(run.train_info.teacher_look.get(run.train_info.score)) for run in runs]
-    found = [(run, begin) for run in runs if (begin := held_from(run, share)) is not None]
+def _held(runs: list[Result], fraction: float) -> Held:
+    teachers = [finite(run.train_info.teacher_eval.get(run.train_info.score)) for run in runs]
+    found = [(run, begin) for run in runs if (begin := held_from(run, fraction)) is not None]
     points = [run.train_info.points[begin] for run, begin in found] if len(found) == len(runs) else []
     return Held(
-        share=share,
+        fraction=fraction,
         defined=all(teacher is not None and teacher > 0 for teacher in teachers),
         held=len(found),
         seeds=len(runs),
@@ -310,7 +300,7 @@ def _paired(a: Method, b: Method, measure: Measure) -> Difference | None:
 
 def _standing(method: Method, methods: list[Method], measure: Measure) -> Standing:
     leader = best(methods, measure)
-    if leader is None or len(methods) < 2:  # nothing to stand against
+    if leader is None or len(methods) < 2:  # nothing to compare with
         return "unknown"
     if method is leader:
         return "best"
@@ -356,4 +346,4 @@ def _adjusted(found: list[list[Comparison]]) -> list[Comparison]:
 
 def _with(group: Group, comparisons: list[Comparison], score_format: ScoreFormat) -> Group:
     compared = replace(group, comparisons=comparisons)
-    return replace(compared, findings=findings.sentences(compared, score_format))
+    return replace(compared, findings=findings.of_group(compared, score_format))

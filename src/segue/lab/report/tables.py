@@ -1,4 +1,4 @@
-"""Tables: the summary as cells with a text to read and a number to sort by, as Markdown and as CSV."""
+"""Tables: the summary as cells with a text and a number to sort by, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from segue.lab.report import findings, paper_words
+from segue.lab.report import findings, table_one
 from segue.reporting.formatting import (
     NOTHING,
     ScoreFormat,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text for people and a number for sorting; cells without a number come last."""
+    """A text and a number to sort by; cells without a number come last."""
 
     text: str
     sort: float | None = None
@@ -51,8 +51,8 @@ def columns(group: Group, score_format: ScoreFormat) -> list[Column]:
         Column("final", f"Final {group.score}", lambda method: _scored(method.final, score_format)),
         Column("area", f"Mean {group.score} over the run", lambda method: _scored(method.area, score_format)),
     ]
-    for index, share in enumerate(held.share for held in group.methods[0].held):
-        percent = f"{100 * share:.0f} %"
+    for index, held in enumerate(group.methods[0].held):
+        percent = f"{100 * held.fraction:.0f} %"
         found += [
             Column(f"epochs_{index}", f"Epochs to {percent}", _until(index, lambda held: held.epochs, _epochs)),
             Column(f"seconds_{index}", f"Time to {percent}", _until(index, lambda held: held.seconds, duration)),
@@ -67,13 +67,13 @@ def columns(group: Group, score_format: ScoreFormat) -> list[Column]:
 
 
 def cost_columns(group: Group) -> list[Column]:
-    """List the columns of what the methods cost and vary, without those that no method has a number for."""
+    """List the columns of costs and variances for which any method has a number."""
 
     def column(key: str, heading: str, write: Callable[[float], str]) -> Column:
         return Column(key, heading, lambda method: _with_interval(method.table_one.counted[key], write))
 
     found = [
-        Column("variance", "Whole variance", lambda method: _with_interval(method.table_one.variance, significant)),
+        Column("variance", "Total variance", lambda method: _with_interval(method.table_one.variance, significant)),
         Column(
             "to_prediction",
             "Gates' variance / formula",
@@ -82,23 +82,23 @@ def cost_columns(group: Group) -> list[Column]:
         column("to_student_only", "Operations / student-only", _ratio),
         column("to_distillation", "Operations / full teacher", _ratio),
         column("blend_to_student_only", "A blend step / student-only", _ratio),
-        column("bytes_to_student_only", "Bytes kept / student-only", _ratio),
-        column("extra_parameters", "Extra parameters held", lambda value: f"{value:,.0f}"),
+        column("bytes_to_student_only", "Saved bytes / student-only", _ratio),
+        column("extra_parameters", "Extra parameters in memory", lambda value: f"{value:,.0f}"),
         Column("break_even", "Break-even modules", lambda method: _break_even(method.table_one)),
     ]
     return [column for column in found if any(column.cell(method).text != NOTHING for method in group.methods)]
 
 
-def shown_aspects(group: Group) -> list[paper_words.Aspect]:
-    """List the columns of Table 1 that these runs can fill; none where they neither measured variance nor counted."""
+def shown_aspects(group: Group) -> list[table_one.Aspect]:
+    """List the columns of Table 1 that these runs can fill; none if they measured neither variance nor operations."""
     rows = [method.table_one for method in group.methods]
     if not any(row.varies or row.costs for row in rows):
         return []
-    return [aspect for aspect in paper_words.ASPECTS if any(aspect.measured(row) != NOTHING for row in rows)]
+    return [aspect for aspect in table_one.ASPECTS if any(aspect.measured(row) != NOTHING for row in rows)]
 
 
 def compared(comparison: Comparison, score_format: ScoreFormat) -> list[Cell]:
-    """Write one comparison as cells, in the order of `COMPARED`."""
+    """Format one comparison as cells, in the order of `COMPARED`."""
     difference = comparison.difference
     return [
         Cell(comparison.label),
@@ -111,7 +111,7 @@ def compared(comparison: Comparison, score_format: ScoreFormat) -> list[Cell]:
     ]
 
 
-COMPARED = ["Method", "Best baseline", "Difference (95 % interval)", "Pairs", "p", "p, Holm", "In words"]
+COMPARED = ["Method", "Best baseline", "Difference (95 % interval)", "Pairs", "p", "p, Holm", "Verdict"]
 MARKS = {"best": "best", "like the best": "≈ best", "worse": "", "unknown": ""}
 
 
@@ -147,16 +147,16 @@ def _table_one(group: Group) -> list[str]:
     if not aspects:
         return []
     headings = [heading for aspect in aspects for heading in (aspect.heading, "The paper", "Holds")]
-    words = [
-        [method.label, *(text or NOTHING for aspect in aspects for text in paper_words.beside(method, aspect))]
+    claims = [
+        [method.label, *(text or NOTHING for aspect in aspects for text in table_one.against_paper(method, aspect))]
         for method in group.methods
     ]
-    parts = ["", "### What it costs, what it varies", "", *bullets(paper_words.sentences(group)), ""]
-    parts += [*as_table(["Method", *headings], words), ""]
+    parts = ["", "### Cost and gradient variance", "", *bullets(table_one.findings(group)), ""]
+    parts += [*as_table(["Method", *headings], claims), ""]
     if numbers:
         rows = [[method.label, *(column.cell(method).text for column in numbers)] for method in group.methods]
         parts += [*as_table(["Method", *(column.heading for column in numbers)], rows), ""]
-    return [*parts, escaped(paper_words.READING)]
+    return [*parts, escaped(table_one.READING)]
 
 
 def _numbers(group: Group, method: Method) -> dict[str, object]:
@@ -164,7 +164,7 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
     row["teacher"] = group.teacher
     row |= estimated("final", method.final) | estimated("area", method.area)
     for held in method.held:
-        percent = f"{100 * held.share:.0f}"
+        percent = f"{100 * held.fraction:.0f}"
         row[f"held_{percent}"] = held.held if held.defined else None
         for name, found in (("epochs", held.epochs), ("seconds", held.seconds), ("flops", held.flops)):
             row |= estimated(f"{name}_to_{percent}", found)
@@ -189,7 +189,7 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
 
 
 def _table_one_numbers(row: TableOne) -> dict[str, object]:
-    found = estimated("gate_share", row.gate_share) | {"gate_variance_exactly_zero": int(row.exactly_zero)}
+    found = estimated("gate_fraction", row.gate_fraction) | {"gate_variance_exactly_zero": int(row.exactly_zero)}
     found |= estimated("gradient_variance", row.variance)
     found |= estimated("gate_variance_to_prediction", row.to_prediction)
     for name, counts in row.counted.items():
@@ -261,9 +261,9 @@ def _wins(summary: Summary) -> list[str]:
 
 def _legend(summary: Summary) -> str:
     return (
-        "± is the half width of a 95 % interval over seeds (Student's t). A share of the teacher's score is reached at the "
-        "first look from which the students alone hold it to the end. Differences are paired by seed; p-values are adjusted "
-        f"by Holm's method over the {counted(summary.comparisons, 'comparison')} of a measure."
+        "± is the half width of a 95 % interval over seeds (Student's t). A percentage of the teacher's score is reached at "
+        "the first evaluation from which the students alone keep it to the end. Differences are paired by seed; p-values are "
+        f"adjusted by Holm's method over the {counted(summary.comparisons, 'comparison')} of a measure."
     )
 
 
@@ -277,7 +277,7 @@ def as_csv(rows: list[dict[str, object]]) -> str:
 
 
 def as_table(headings: list[str], rows: list[list[str]]) -> list[str]:
-    """Write a Markdown table, whatever stands in its cells."""
+    """Write a Markdown table, whatever its cells contain."""
     written = [headings, ["---"] * len(headings), *rows]
     return [f"| {' | '.join(cell if cell == '---' else escaped(cell) for cell in row)} |" for row in written]
 
@@ -288,6 +288,6 @@ def bullets(lines: list[str]) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """Write text that Markdown cannot mistake for markup."""
+    """Escape text for a cell or a line of Markdown."""
     text = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
     return text.replace("&", "&amp;").replace("<", "&lt;")

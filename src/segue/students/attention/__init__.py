@@ -1,1 +1,1 @@
-"""Attention students: what a module is made of, who calls it how, and what mixes its tokens."""
+"""Attention students: specs and interfaces of attention modules, the student around a mixer, and its cache."""

@@ -1,11 +1,11 @@
-"""The attention student: projections around a mixer, called as its teacher is called. And the operators that make one."""
+"""The attention student: projections around a mixer, called like its teacher. And the operators that build one."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,131 +13,162 @@ from torch.nn import functional as F
 
 from segue.errors import PlanError, StudentError
 from segue.sites import Site
-from segue.students.attention.masks import Understanding, hides_more
-from segue.students.attention.mixer import Mixer, every_head, refuse_causal
-from segue.students.attention.registry import adopt_settings_, interface_of, teach
-from segue.students.attention.spec import Call, Geometry, Interface, Projection, projection, rotated
+from segue.students.attention.mixer import Mixer, not_causal, repeat_heads
+from segue.students.attention.registry import copy_attributes_, interface_of
+from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection, rotate
 from segue.students.initialisation import CopyMatching, Initialisation, Original
+
+MASKED = -1e4  # an additive mask adds this or less where a token is masked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
     """Replace an attention module by another operator: a student factory.
 
-    A subclass says which mixer it stands for; the interface of the teacher says how it is called and what it returns.
+    A subclass builds the mixer and describes itself: `cost` per head in the n tokens, the head size d and its settings, and the
+    address of its `paper`. The teacher's interface says how the student is called and what it returns.
     """
+
+    cost: ClassVar[str]
+    paper: ClassVar[str]
+    mixer_class: ClassVar[type[Mixer]]  # says whether the operator supports causal attention and has a recurrent state
 
     init: Initialisation = field(default_factory=CopyMatching)
 
-    def mixer(self, geometry: Geometry) -> Mixer:
-        """Make the mixer for an attention of this geometry."""
+    def mixer(self, spec: AttentionSpec) -> Mixer:
+        """Build the mixer for an attention module."""
         raise NotImplementedError
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
-        interface, geometry = interface_of(teacher, site)
-        like = geometry.query.weight
+        interface, spec = interface_of(teacher, site)
+        like = spec.query.weight
         with torch.device(like.device):
-            mixer = self.mixer(geometry).to(like.dtype)
-        if geometry.causal and not mixer.can_be_causal:
-            raise refuse_causal(type(self).__name__)
-        student = Attention(geometry, interface, mixer)
-        adopt_settings_(student, teacher, interface)
-        self.init(student, dict(student.originals(geometry)))
+            mixer = self.mixer(spec).to(like.dtype)
+        if spec.causal and not mixer.supports_causal:
+            raise not_causal(type(self).__name__)
+        student = Attention(spec, interface, mixer)
+        copy_attributes_(student, teacher, interface)
+        self.init(student, dict(student.originals(spec)))
         return student
 
 
 class Attention(nn.Module):
     """Project to queries, keys and values, mix, and project back.
 
-    Called with a Hugging Face cache, a causal recurrent mixer keeps its state there.
+    With a Hugging Face cache, a causal recurrent mixer keeps its state there.
     """
 
-    def __init__(self, geometry: Geometry, interface: Interface, mixer: Mixer) -> None:
+    def __init__(self, spec: AttentionSpec, interface: AttentionInterface, mixer: Mixer) -> None:
         super().__init__()
-        self.heads, self.head_size, self.causal = geometry.heads, geometry.head_size, geometry.causal
-        self.layer_idx = geometry.layer
+        self.heads, self.head_size, self.causal = spec.heads, spec.head_size, spec.causal
+        self.layer_idx = spec.layer
         self.interface = interface
-        self.facts = {name: getattr(geometry, name) for name in ("scale", "rotary", "dropout", "tokens", "window")}
-        used = {name: getattr(geometry, name) for name in mixer.uses}
-        self.query = _fresh(used.get("query"))
-        self.key = _fresh(used.get("key"))
-        self.value = _fresh(used.get("value"))
-        self.query_norm = copy.deepcopy(geometry.query_norm) if "query" in used else None
-        self.key_norm = copy.deepcopy(geometry.key_norm) if "key" in used else None
+        self.settings = {name: getattr(spec, name) for name in ("scale", "rotary", "dropout", "tokens", "window")}
+        used = {name: getattr(spec, name) for name in mixer.uses}
+        self.query = _linear_like(used.get("query"))
+        self.key = _linear_like(used.get("key"))
+        self.value = _linear_like(used.get("value"))
+        self.query_norm = copy.deepcopy(spec.query_norm) if "query" in used else None
+        self.key_norm = copy.deepcopy(spec.key_norm) if "key" in used else None
         self.mixer = mixer
-        self.output = _fresh(geometry.output)
-        self.output_dropout = nn.Dropout(geometry.dropout)
-        self.understand = Understanding()
+        self.output = _linear_like(spec.output)
+        self.output_dropout = nn.Dropout(spec.dropout)
+        self.check_mask = MaskCheck()
         self.requires_grad_(True)
 
-    def originals(self, geometry: Geometry) -> Iterator[tuple[str, Original]]:
+    def originals(self, spec: AttentionSpec) -> Iterator[tuple[str, Original]]:
         """Yield the parts that have a counterpart in the teacher, with it."""
         for name in ("query", "key", "value", "output", "query_norm", "key_norm"):
-            original = getattr(geometry, name)
+            original = getattr(spec, name)
             if original is not None and getattr(self, name) is not None:
                 yield name, original
 
+    def attention_spec(self) -> AttentionSpec:
+        """Describe the student, so that another operator can replace it in turn."""
+        if self.query is None or self.key is None or self.value is None:
+            raise StudentError(
+                f"Segue cannot replace an attention student with {type(self.mixer).__name__}.",
+                "It has no queries and keys to read.",
+                "start from the original model. Nothing was changed.",
+            )
+        return AttentionSpec(
+            heads=self.heads,
+            head_size=self.head_size,
+            query=projection(self.query),
+            key=projection(self.key),
+            value=projection(self.value),
+            output=None if self.output is None else projection(self.output),
+            query_norm=self.query_norm,
+            key_norm=self.key_norm,
+            causal=self.causal,
+            layer=self.layer_idx,
+            **self.settings,
+        )
+
     @property
     def output_projection(self) -> nn.Linear | None:
-        """The last linear map, which a least-squares fit sets."""
+        """The last linear layer, which a least-squares fit sets."""
         return self.output
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        call = self.interface.receive(*args, **kwargs)
+        call = self.interface.unpack(*args, **kwargs)
         causal = self.causal if call.causal is None else call.causal
         v = self._heads(self.value, call.x)  # (batch, heads, tokens, head size)
         q = (
-            every_head(v, self.heads)
+            repeat_heads(v, self.heads)
             if self.query is None
-            else self._rotated(self._heads(self.query, call.x, self.query_norm), call)
+            else self._rotate(self._heads(self.query, call.x, self.query_norm), call)
         )
-        k = v if self.key is None else self._rotated(self._heads(self.key, call.x, self.key_norm), call)
+        k = v if self.key is None else self._rotate(self._heads(self.key, call.x, self.key_norm), call)
         if call.cache is None:
-            self.understand(call.mask, call.keep, causal)
-            y = self.mixer(q, k, v, call.keep, causal)
+            self.check_mask(call.mask, call.token_mask, causal)
+            y = self.mixer(q, k, v, call.token_mask, causal)
         elif causal and self.mixer.recurrent:
-            y = self._after_a_state(q, k, v, call)
+            y = self._mix_with_state(q, k, v, call)
         else:
-            y = self._after_keys_and_values(q, k, v, call, causal)
+            y = self._mix_with_keys_and_values(q, k, v, call, causal)
         y = y.transpose(1, 2).flatten(2)  # (batch, tokens, heads * head size)
         if self.output is not None:
             y = self.output_dropout(self.output(y))
-        return self.interface.answer(y)
+        return self.interface.pack(y)
 
-    def _after_a_state(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
-        """Go on from what the cache remembers, at a cost that does not grow with it."""
+    def _mix_with_state(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+        """Continue from the state in the cache, at a cost that does not grow with the tokens so far."""
         from segue.students.attention.cache import state_layer
 
         assert self.layer_idx is not None
-        layer = state_layer(call.cache, self.layer_idx, call.keep)
-        seen = layer.seen + q.shape[2]
-        if layer.window is not None and seen > layer.window:  # the teacher would look back no farther
-            raise hides_more()
-        keep, mask = (None if x is None else x[..., :seen] for x in (call.keep, call.mask))  # a static cache has room for more
-        self.understand(mask, keep, causal=True)
-        keep = None if keep is None else keep[:, -q.shape[2] :]
-        if keep is not None and q.shape[2] > 1 and not torch.compiler.is_compiling() and bool(keep.all()):
-            keep = None  # a piece comes with a mask, also where nothing is padded; later tokens are faster without
-        past = layer.past(self.mixer)
-        if past and q.shape[2] == 1:
-            y, layer.state = self.mixer.next(q, k, v, keep, past)
+        layer = state_layer(call.cache, self.layer_idx, call.token_mask)
+        tokens = q.shape[2]
+        seen = layer.seen + tokens
+        if layer.window is not None and seen > layer.window:  # the teacher does not look back farther
+            raise unsupported_mask()
+        token_mask, mask = (
+            None if x is None else x[..., :seen] for x in (call.token_mask, call.mask)
+        )  # a static cache is longer
+        self.check_mask(mask, token_mask, causal=True)
+        token_mask = None if token_mask is None else token_mask[:, -tokens:]
+        if token_mask is not None and tokens > 1 and not torch.compiler.is_compiling() and bool(token_mask.all()):
+            token_mask = None  # a chunk has a mask even without padding; later tokens are faster without it
+        state = layer.current(self.mixer)
+        if state and tokens == 1:
+            y, layer.state = self.mixer.decode_step(q, k, v, token_mask, state)
             layer.seen = seen
             return y
-        y = self.mixer.follow(q, k, v, keep, past) if past else self.mixer(q, k, v, keep, causal=True)
-        layer.add(k, v, keep, self.mixer)
+        y = self.mixer.prefill(q, k, v, token_mask, state)
+        layer.append(k, v, token_mask, self.mixer)
         return y
 
-    def _after_keys_and_values(self, q: Tensor, k: Tensor, v: Tensor, call: Call, causal: bool) -> Tensor:
-        """Mix with all keys and values that the cache holds."""
-        cache = getattr(call.cache, "self_attention_cache", call.cache)  # of an encoder and a decoder
+    def _mix_with_keys_and_values(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, causal: bool) -> Tensor:
+        """Mix with all keys and values in the cache."""
+        cache = getattr(call.cache, "self_attention_cache", call.cache)  # of an encoder-decoder model
         k, v = cache.update(k, v, self.layer_idx)
-        filled = min(k.shape[2], int(cache.get_seq_length(self.layer_idx)))  # a static cache has room for more
+        filled = min(k.shape[2], int(cache.get_seq_length(self.layer_idx)))  # a static cache is longer
         k, v = k[:, :, :filled], v[:, :, :filled]
-        keep, mask = (None if x is None else x[..., :filled] for x in (call.keep, call.mask))
-        self.understand(mask, keep, causal)
+        token_mask, mask = (None if x is None else x[..., :filled] for x in (call.token_mask, call.mask))
+        self.check_mask(mask, token_mask, causal)
         tokens = q.shape[2]
-        q = F.pad(q, (0, 0, filled - tokens, 0))  # the past asks nothing; its keys and values are remembered
-        y: Tensor = self.mixer(q, k, v, keep, causal)
+        q = F.pad(q, (0, 0, filled - tokens, 0))  # earlier tokens have keys and values, and need no queries
+        y: Tensor = self.mixer(q, k, v, token_mask, causal)
         return y[:, :, -tokens:]
 
     def _heads(self, project: nn.Linear | None, x: Tensor, norm: nn.Module | None = None) -> Tensor:
@@ -146,66 +177,58 @@ class Attention(nn.Module):
         heads: Tensor = split if norm is None else norm(split)
         return heads.transpose(1, 2)
 
-    def _rotated(self, x: Tensor, call: Call) -> Tensor:
-        return x if call.rotary is None else rotated(x, *call.rotary)
+    def _rotate(self, x: Tensor, call: AttentionCall) -> Tensor:
+        return x if call.rotary is None else rotate(x, *call.rotary)
 
 
-class AttentionAgain(Interface):
-    """Segue's own attention students, which can be replaced in their turn by an operator that asks for no more."""
+class MaskCheck:
+    """Refuse a mask that hides more than padding and the future: look at the first of each shape, outside compiled code."""
 
-    name = "Segue's own attention"
+    def __init__(self) -> None:
+        self.shapes: set[tuple[int, ...]] = set()
 
-    def __init__(self, module: nn.Module) -> None:
-        assert isinstance(module, Attention)
-        self.inner = module.interface
+    def __call__(self, mask: Tensor | None, token_mask: Tensor | None, causal: bool) -> None:
+        if torch.compiler.is_compiling() or mask is None or mask.shape[-2] == 1:  # one row is a token mask
+            return
+        shape = tuple(mask.shape[-2:])
+        if shape not in self.shapes:
+            self._check(mask, token_mask, causal)
+            self.shapes.add(shape)
 
-    def read(self, module: nn.Module) -> Geometry:
-        assert isinstance(module, Attention)
-        if module.query is None or module.key is None or module.value is None:
-            raise StudentError(
-                "an attention student was to be made in place of another.",
-                f"{type(module.mixer).__name__} has no queries and keys to read.",
-                "begin with the original model. Nothing was changed.",
-            )
-        return Geometry(
-            heads=module.heads,
-            head_size=module.head_size,
-            query=projection(module.query),
-            key=projection(module.key),
-            value=projection(module.value),
-            output=None if module.output is None else projection(module.output),
-            query_norm=module.query_norm,
-            key_norm=module.key_norm,
-            causal=module.causal,
-            layer=module.layer_idx,
-            **module.facts,
-        )
-
-    def receive(self, *args: Any, **kwargs: Any) -> Call:
-        return self.inner.receive(*args, **kwargs)
-
-    def answer(self, y: Tensor) -> Any:
-        return self.inner.answer(y)
-
-    def settings(self, module: nn.Module) -> dict[str, Any]:
-        return self.inner.settings(module)
-
-    def left_out(self, module: nn.Module) -> list[nn.Module]:
-        assert isinstance(module, Attention)
-        return [module.mixer]
+    def _check(self, mask: Tensor, token_mask: Tensor | None, causal: bool) -> None:
+        biased = False
+        if mask.dtype != torch.bool:
+            masked = mask <= MASKED
+            biased, mask = bool(((mask != 0) & ~masked).any()), ~masked
+        queries, keys = mask.shape[-2:]
+        expected = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=mask.device)
+        if causal:
+            expected = expected.tril(keys - queries)
+        if token_mask is not None:
+            expected = expected & token_mask[:, None, None, :]
+        if biased or (mask != expected).any():
+            raise unsupported_mask()
 
 
-teach(Attention, AttentionAgain)
+def unsupported_mask() -> StudentError:
+    """Make the error of a mask that an operator cannot apply."""
+    return StudentError(
+        "an attention student cannot apply this mask.",
+        "It hides more than padding and the future (packed sequences, a window, or pairs of tokens).",
+        "leave such masks out, or keep softmax attention at these sites.",
+    )
 
 
 def positive(name: str, value: int) -> int:
-    """Return a setting that counts something, or say what is wrong with it."""
+    """Return a setting that must be a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PlanError(f"{name}={value!r} was asked for.", "It counts something.", "give a whole number of at least 1.")
+        raise PlanError(
+            f"{name} must be a positive integer, got {value!r}.", "It is a count.", "give an integer of at least 1."
+        )
     return value
 
 
-def _fresh(original: Projection | None) -> nn.Linear | None:
+def _linear_like(original: Projection | None) -> nn.Linear | None:
     if original is None:
         return None
     weight, bias = original

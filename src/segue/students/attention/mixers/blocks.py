@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-BLOCK = 128  # tokens that causal linear attention takes at a time
+BLOCK = 128  # tokens in a block of causal linear attention
 
 
 def split(x: Tensor, size: int) -> Tensor:
@@ -27,7 +27,7 @@ def reach(tokens: int, size: int, causal: bool) -> tuple[int, int]:
 
 
 def neighbours(blocks: Tensor, sides: tuple[int, int]) -> Tensor:
-    """Put the blocks before and after each block beside it, along the tokens."""
+    """Concatenate each block with the blocks before and after it, along the tokens."""
     before, after = sides
     padded, count = F.pad(blocks, (0, 0, 0, 0, before, after)), blocks.shape[2]
     shifted = [padded[:, :, i : i + count] for i in range(before + after + 1)]
@@ -35,7 +35,7 @@ def neighbours(blocks: Tensor, sides: tuple[int, int]) -> Tensor:
 
 
 def distances(size: int, sides: tuple[int, int], device: torch.device) -> Tensor:
-    """Return how far ahead of a block's query each key of `neighbours` lies, (size, keys)."""
+    """Return how far each key of `neighbours` is ahead of a block's query, (size, keys)."""
     before, after = sides
     query = torch.arange(size, device=device)
     key = torch.arange(-before * size, (1 + after) * size, device=device)
@@ -43,19 +43,19 @@ def distances(size: int, sides: tuple[int, int], device: torch.device) -> Tensor
 
 
 def within(window: int, distance: Tensor, causal: bool) -> Tensor:
-    """Mark the keys that lie less than `window` away, and not ahead if causal."""
+    """Mark the keys less than `window` away, and not ahead if causal."""
     return (distance > -window) & ((distance <= 0) if causal else (distance < window))
 
 
 def sums_before(states: Tensor, gap: int) -> Tensor:
-    """Sum the states of all blocks that lie at least `gap` blocks before each."""
+    """Sum the states of all blocks at least `gap` blocks before each."""
     if states.shape[2] <= gap:
         return torch.zeros_like(states)
     return F.pad(states.cumsum(2)[:, :, :-gap], (0, 0, 0, 0, gap, 0))
 
 
 def sums_after(states: Tensor, gap: int) -> Tensor:
-    """Sum the states of all blocks that lie at least `gap` blocks after each."""
+    """Sum the states of all blocks at least `gap` blocks after each."""
     return sums_before(states.flip(2), gap).flip(2)
 
 
@@ -71,7 +71,7 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def causal_sums_in_logs(q: Tensor, k: Tensor, v: Tensor, logs: Tensor) -> Tensor:
-    """Return the same for keys of very different size: k_s stands for exp(logs_s) k_s; each row is divided by exp(its largest).
+    """Do the same for keys of very different size: k_s stands for exp(logs_s) k_s; each row is divided by exp(its largest).
 
     `logs` is (batch, heads, tokens, 1), -inf at padding, without a gradient.
     """

@@ -1,23 +1,85 @@
-"""Linear attention: softmax's exp(q . k) replaced by a product of features, so that sums over keys are made once."""
+"""Linear attention: softmax's exp(q . k) replaced by a product of features, so that all queries share one sum over keys."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from segue.students.attention.mixer import Mixer, State, by_key_head, divided, every_head, with_ones
+from segue.errors import StudentError
+from segue.students.attention.mixer import Mixer, State, append_ones, group_heads, normalise, repeat_heads
 from segue.students.attention.mixers.blocks import causal_sums
-from segue.students.attention.mixers.feature_maps import FeatureMap, feature_map
 from segue.students.attention.module import Operator
-from segue.students.attention.spec import Geometry
+from segue.students.attention.spec import AttentionSpec
+
+__all__ = ["LinearAttention"]
+
+FeatureMap: TypeAlias = "Literal['elu', 'relu', 'hedgehog'] | Callable[[Tensor], Tensor]"
+
+
+class Hedgehog(nn.Module):
+    """A learned map per head, softmax(x W) and softmax(-x W): twice the head size, each half summing to 1."""
+
+    def __init__(self, heads: int, head_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, head_size, head_size))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start with the identity, as the authors do."""
+        self.weight.copy_(torch.eye(self.weight.shape[-1], device=self.weight.device).expand_as(self.weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight.to(x.dtype)
+        return torch.cat([y.softmax(-1), (-y).softmax(-1)], dim=-1)
+
+
+class FixedMap(nn.Module):
+    """A feature map without weights."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """Map to exp(x) below 0 and to 1 + x above."""
+    return F.elu(x) + 1
+
+
+def feature_map(kind: FeatureMap, heads: int, head_size: int) -> nn.Module:
+    """Build the map from queries or keys to non-negative features.
+
+    >>> feature_map("elu", 2, 4)(torch.zeros(1, 2, 3, 4)).unique().item()
+    1.0
+    """
+    if kind == "elu":
+        return FixedMap(elu_plus_one)
+    if kind == "relu":
+        return FixedMap(F.relu)
+    if kind == "hedgehog":
+        return Hedgehog(heads, head_size)
+    if callable(kind) and not isinstance(kind, type | nn.Module):
+        return FixedMap(kind)
+    raise StudentError(
+        f"feature_map={kind!r} is not a feature map.",
+        "The choices are 'elu', 'relu', 'hedgehog', or a function from a tensor to non-negative features.",
+        "wrap a module or a class in a function.",
+    )
 
 
 class LinearMixer(Mixer):
     """sum over s of (f(q_t) . f(k_s)) v_s, divided by the sum of the weights."""
 
-    can_be_causal = True
+    supports_causal = True
     recurrent = True
 
     def __init__(self, kind: FeatureMap, heads: int, key_heads: int, head_size: int) -> None:
@@ -25,35 +87,35 @@ class LinearMixer(Mixer):
         self.of_queries = feature_map(kind, heads, head_size)
         self.of_keys = feature_map(kind, key_heads, head_size)
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
         if causal:
-            return divided(self._causal(self.of_queries(q), k, v, keep))
-        return divided(self.of_queries(q) @ every_head(self._sums(k, v, keep), q.shape[1]))
+            return normalise(self._causal(self.of_queries(q), k, v, token_mask))
+        return normalise(self.of_queries(q) @ repeat_heads(self._sums(k, v, token_mask), q.shape[1]))
 
-    def recall(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> Tensor:
+    def mix_chunk(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> Tensor:
         q = self.of_queries(q)
-        return divided(self._causal(q, k, v, keep) + q @ every_head(state["sums"], q.shape[1]))
+        return normalise(self._causal(q, k, v, token_mask) + q @ repeat_heads(state["sums"], q.shape[1]))
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> tuple[Tensor, State]:
-        sums = torch.addcmul(state["sums"], self._features(k, keep).transpose(-1, -2), with_ones(v))
-        y = divided(by_key_head(self.of_queries(q), k.shape[1]) @ sums)
-        return y.reshape(q.shape), {"sums": sums}
-
-    def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
-        sums = self._sums(k, v, keep)
+    def accumulate(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
+        sums = self._sums(k, v, token_mask)
         return {"sums": sums if state is None else state["sums"] + sums}
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+    def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        sums = torch.addcmul(state["sums"], self._features(k, token_mask).transpose(-1, -2), append_ones(v))
+        y = normalise(group_heads(self.of_queries(q), k.shape[1]) @ sums)
+        return y.reshape(q.shape), {"sums": sums}
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None) -> Tensor:
         heads = q.shape[1]
-        return causal_sums(q, every_head(self._features(k, keep), heads), with_ones(every_head(v, heads)))
+        return causal_sums(q, repeat_heads(self._features(k, token_mask), heads), append_ones(repeat_heads(v, heads)))
 
-    def _sums(self, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+    def _sums(self, k: Tensor, v: Tensor, token_mask: Tensor | None) -> Tensor:
         """Sum f(k_s) (v_s, 1) over the tokens, (batch, key heads, features, head size + 1)."""
-        return self._features(k, keep).transpose(-1, -2) @ with_ones(v)
+        return self._features(k, token_mask).transpose(-1, -2) @ append_ones(v)
 
-    def _features(self, k: Tensor, keep: Tensor | None) -> Tensor:
+    def _features(self, k: Tensor, token_mask: Tensor | None) -> Tensor:
         k = self.of_keys(k)  # (batch, key heads, tokens, features)
-        return k if keep is None else k.masked_fill(~keep[:, None, :, None], 0.0)
+        return k if token_mask is None else k.masked_fill(~token_mask[:, None, :, None], 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +126,11 @@ class LinearAttention(Operator):
     LinearAttention(init=CopyMatching(), feature_map='hedgehog')
     """
 
+    cost = "n d²"
+    paper = "https://arxiv.org/abs/2006.16236"
+    mixer_class = LinearMixer
+
     feature_map: FeatureMap = "elu"
 
-    def mixer(self, geometry: Geometry) -> Mixer:
-        return LinearMixer(self.feature_map, geometry.heads, geometry.key_heads, geometry.head_size)
+    def mixer(self, spec: AttentionSpec) -> Mixer:
+        return LinearMixer(self.feature_map, spec.heads, spec.key_heads, spec.head_size)

@@ -1,4 +1,4 @@
-"""Linformer: the sequence of keys and values is projected to a fixed number of rows, learned by position."""
+"""Linformer: keys and values projected along the sequence to a fixed number of rows, learned by position."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from segue.errors import StudentError
-from segue.students.attention.mixer import Mixer, every_head
+from segue.students.attention.mixer import Mixer, repeat_heads
 from segue.students.attention.module import Operator, positive
-from segue.students.attention.spec import Geometry
+from segue.students.attention.spec import AttentionSpec
+
+__all__ = ["Linformer"]
 
 
 class LinformerMixer(Mixer):
@@ -25,37 +27,41 @@ class LinformerMixer(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw rows that keep the size of what they sum."""
+        """Draw rows whose sums have the variance of what they sum."""
         for weight in (self.of_keys, self.of_values):
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
         tokens, longest = k.shape[2], self.of_keys.shape[1]
         if tokens > longest:
             raise StudentError(
-                f"Linformer was called with {tokens} tokens.",
-                f"It has learned positions for {longest}.",
+                f"Linformer takes at most {longest} tokens, got {tokens}.",
+                "It learns one weight per position.",
                 f"make it longer: Linformer(tokens={tokens}).",
             )
         k = self.of_keys[:, :tokens].to(k.dtype) @ k  # (batch, heads, rank, head size)
         v = self.of_values[:, :tokens].to(v.dtype) @ v
-        k, v = every_head(k, q.shape[1]), every_head(v, q.shape[1])
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
         return (self.scale * q @ k.transpose(-1, -2)).softmax(-1) @ v
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linformer(Operator):
-    """Attention to `rank` learned sums over the sequence, which has at most `tokens` tokens (where the model does not say)."""
+    """Attention to `rank` learned sums over the sequence, of at most `tokens` tokens (needed where the model has no limit)."""
+
+    cost = "n rank d"
+    paper = "https://arxiv.org/abs/2006.04768"
+    mixer_class = LinformerMixer
 
     rank: int = 64
     tokens: int | None = None
 
-    def mixer(self, geometry: Geometry) -> Mixer:
-        tokens = self.tokens or geometry.tokens
+    def mixer(self, spec: AttentionSpec) -> Mixer:
+        tokens = self.tokens or spec.tokens
         if tokens is None:
             raise StudentError(
-                "Linformer was asked for a student.",
+                "Linformer needs the length of the longest sequence.",
                 "It learns one weight per position, and this model does not say how many positions it has.",
-                "say the longest sequence: Linformer(rank=64, tokens=197). Nothing was changed.",
+                "give it: Linformer(rank=64, tokens=197). Nothing was changed.",
             )
-        return LinformerMixer(positive("rank", self.rank), positive("tokens", tokens), geometry.logit_scale)
+        return LinformerMixer(positive("rank", self.rank), positive("tokens", tokens), spec.logit_scale)

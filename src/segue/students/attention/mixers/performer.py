@@ -7,18 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from segue.students.attention.mixer import Mixer, State, by_key_head, divided, every_head, with_ones
+from segue.students.attention.mixer import Mixer, State, append_ones, group_heads, normalise, repeat_heads
 from segue.students.attention.mixers.blocks import causal_sums_in_logs
 from segue.students.attention.module import Operator, positive
-from segue.students.attention.spec import Geometry
+from segue.students.attention.spec import AttentionSpec
 
-LEAST = 1e-30  # features are scaled by their largest, so their products may be small and right
+__all__ = ["Performer"]
+
+LEAST = 1e-30  # features are scaled by their largest, so correct products can be this small
 
 
 class PerformerMixer(Mixer):
     """Linear attention with f(x)_j = exp(w_j . x - |x|^2 / 2), whose products average to exp(scale q . k)."""
 
-    can_be_causal = True
+    supports_causal = True
     recurrent = True
     directions: Tensor  # (features, head size)
 
@@ -29,84 +31,83 @@ class PerformerMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the directions from torch's random numbers."""
-        features, size = self.directions.shape
-        self.directions.copy_(orthogonal_directions(features, size))
+        """Draw the directions from torch's global generator."""
+        self.directions.copy_(orthogonal_directions(*self.directions.shape))
 
     def redraw_(self, seed: int) -> None:
-        """Draw other directions, the same on every process."""
-        features, size = self.directions.shape
-        self.directions.copy_(orthogonal_directions(features, size, torch.Generator().manual_seed(seed)))
+        """Draw other directions, the same in every process."""
+        count, size = self.directions.shape
+        self.directions.copy_(orthogonal_directions(count, size, torch.Generator().manual_seed(seed)))
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
-        q, (k, logs) = self._of_queries(q), self._of_keys(k, keep)
-        heads, v = q.shape[1], with_ones(v)
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
+        q, (k, logs) = self._query_features(q), self._key_features(k, token_mask)
+        heads, v = q.shape[1], append_ones(v)
         if causal:
-            parts = (every_head(x, heads) for x in (k, v, logs))
-            return divided(causal_sums_in_logs(q, *parts), LEAST)
+            parts = (repeat_heads(x, heads) for x in (k, v, logs))
+            return normalise(causal_sums_in_logs(q, *parts), LEAST)
         largest = _finite(logs.amax(2, keepdim=True))
-        v = v * (logs - largest).exp()  # fewer numbers than the features
-        return divided(q @ every_head(k.transpose(-1, -2) @ v, heads), LEAST)
+        v = v * (logs - largest).exp()  # v has fewer numbers than the features
+        return normalise(q @ repeat_heads(k.transpose(-1, -2) @ v, heads), LEAST)
 
-    def recall(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> Tensor:
-        q, (k, logs) = self._of_queries(q), self._of_keys(k, keep)
+    def mix_chunk(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> Tensor:
+        q, (k, logs) = self._query_features(q), self._key_features(k, token_mask)
         heads = q.shape[1]
-        here = causal_sums_in_logs(q, *(every_head(x, heads) for x in (k, with_ones(v), logs)))
-        before = q @ every_head(state["sums"], heads)
-        largest, past = every_head(_finite(logs.cummax(2).values), heads), every_head(state["largest"], heads)
-        of_both = torch.maximum(largest, past)
-        return divided(here * (largest - of_both).exp() + before * (past - of_both).exp(), LEAST)
+        here = causal_sums_in_logs(q, *(repeat_heads(x, heads) for x in (k, append_ones(v), logs)))
+        before = q @ repeat_heads(state["sums"], heads)
+        largest, past = repeat_heads(_finite(logs.cummax(2).values), heads), repeat_heads(state["largest"], heads)
+        joint = torch.maximum(largest, past)
+        return normalise(here * (largest - joint).exp() + before * (past - joint).exp(), LEAST)
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, state: State) -> tuple[Tensor, State]:
-        key_heads, (k, logs) = k.shape[1], self._of_keys(k, keep)
+    def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        key_heads, (k, logs) = k.shape[1], self._key_features(k, token_mask)
         largest = torch.maximum(logs, state["largest"])
         old = state["sums"] * (state["largest"] - largest).exp()
-        sums = torch.addcmul(old, k.transpose(-1, -2), with_ones(v) * (logs - largest).exp())
-        y = divided(by_key_head(self._of_queries(q), key_heads) @ sums, LEAST)
+        sums = torch.addcmul(old, k.transpose(-1, -2), append_ones(v) * (logs - largest).exp())
+        y = normalise(group_heads(self._query_features(q), key_heads) @ sums, LEAST)
         return y.reshape(q.shape), {"sums": sums, "largest": largest}
 
-    def remember(self, k: Tensor, v: Tensor, keep: Tensor | None, state: State | None) -> State:
-        k, logs = self._of_keys(k, keep)
+    def accumulate(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
+        k, logs = self._key_features(k, token_mask)
         largest = _finite(logs.amax(2, keepdim=True))  # (batch, key heads, 1, 1)
         if state is not None:
             largest = torch.maximum(largest, state["largest"])
-        sums = k.transpose(-1, -2) @ (with_ones(v) * (logs - largest).exp())
+        sums = k.transpose(-1, -2) @ (append_ones(v) * (logs - largest).exp())
         if state is not None:
             sums = sums + state["sums"] * (state["largest"] - largest).exp()
         return {"sums": sums, "largest": largest}
 
-    def _of_queries(self, q: Tensor) -> Tensor:
-        """Return features that are divided by their largest: what does not depend on the feature divides out."""
-        q = q @ self._scaled_directions(q.dtype)
+    def _query_features(self, q: Tensor) -> Tensor:
+        """Return features divided by the largest: factors that all features share cancel."""
+        q = q @ (self.directions.to(q.dtype).T * self.root_scale)
         features: Tensor = q.sub_(q.detach().amax(-1, keepdim=True)).exp_()
         return features
 
-    def _of_keys(self, k: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _key_features(self, k: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return features divided by their largest, and its logarithm, (batch, key heads, tokens, 1), -inf at padding."""
         k = k * self.root_scale
         k = (k @ self.directions.to(k.dtype).T).sub_(k.square().sum(-1, keepdim=True) / 2)
         logs = k.detach().amax(-1, keepdim=True)
         k = k.sub_(logs).exp_()
-        return k, logs if keep is None else logs.masked_fill(~keep[:, None, :, None], -torch.inf)
-
-    def _scaled_directions(self, dtype: torch.dtype) -> Tensor:
-        scaled: Tensor = self.directions.to(dtype).T * self.root_scale
-        return scaled
+        return k, logs if token_mask is None else logs.masked_fill(~token_mask[:, None, :, None], -torch.inf)
 
 
 def _finite(logs: Tensor) -> Tensor:
-    """Return logarithms whose differences are numbers, also where nothing has been seen."""
+    """Return logarithms whose differences are finite, also before the first token that counts."""
     return logs.clamp_min(torch.finfo(logs.dtype).min / 4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Performer(Operator):
-    """Softmax attention estimated by random features; `student.mixer.redraw_(seed)` draws them anew."""
+    """Softmax attention estimated by random features; `student.mixer.redraw_(seed)` redraws them."""
+
+    cost = "n d features"
+    paper = "https://arxiv.org/abs/2009.14794"
+    mixer_class = PerformerMixer
 
     features: int = 256
 
-    def mixer(self, geometry: Geometry) -> Mixer:
-        return PerformerMixer(positive("features", self.features), geometry.head_size, geometry.logit_scale)
+    def mixer(self, spec: AttentionSpec) -> Mixer:
+        return PerformerMixer(positive("features", self.features), spec.head_size, spec.logit_scale)
 
 
 def orthogonal_directions(count: int, size: int, generator: torch.Generator | None = None) -> Tensor:

@@ -8,34 +8,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from segue.students.attention.mixer import Mixer, every_head
+from segue.students.attention.mixer import Mixer, repeat_heads
 from segue.students.attention.module import Operator
-from segue.students.attention.spec import Geometry
+from segue.students.attention.spec import AttentionSpec
+
+__all__ = ["Softmax"]
 
 
 class SoftmaxMixer(Mixer):
     """sum over s of softmax_s(scale q_t . k_s) v_s."""
 
-    can_be_causal = True
+    supports_causal = True
 
     def __init__(self, scale: float) -> None:
         super().__init__()
         self.scale = scale
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> Tensor:
-        k, v = every_head(k, q.shape[1]), every_head(v, q.shape[1])
-        if keep is None:
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+        if token_mask is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=self.scale)
-        seen = keep[:, None, None, :]
+        visible = token_mask[:, None, None, :]
         if causal:
-            seen = seen & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale)
-        return y.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+            visible = visible & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.scale)
+        return y.masked_fill(~visible.any(-1, keepdim=True), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax(Operator):
-    """Softmax attention with projections of its own: what other operators are compared with."""
+    """Softmax attention with projections of its own: the control for other operators."""
 
-    def mixer(self, geometry: Geometry) -> Mixer:
-        return SoftmaxMixer(geometry.logit_scale)
+    cost = "n² d"
+    paper = "https://arxiv.org/abs/1706.03762"
+    mixer_class = SoftmaxMixer
+
+    def mixer(self, spec: AttentionSpec) -> Mixer:
+        return SoftmaxMixer(spec.logit_scale)

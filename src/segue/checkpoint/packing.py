@@ -1,0 +1,140 @@
+"""Nested state and tensors: taken apart for a file, and put back.
+
+A checkpoint is one JSON tree and one flat table of tensors; where a tensor was, the tree has its name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from segue.checkpoint import folders
+from segue.core import tensor_files
+from segue.errors import CheckpointError
+
+
+class TensorBag:
+    """Take the tensors out of nested plain data, and put them back."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def pack(self, value: Any, at: str) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Tensor):
+            self.tensors[at] = value
+            return {"tensor": at}
+        if isinstance(value, dict):
+            return {"dict": [[self.pack(k, at), self.pack(v, f"{at}/{k}")] for k, v in value.items()]}
+        if isinstance(value, tuple | list):
+            items = [self.pack(item, f"{at}/{i}") for i, item in enumerate(value)]
+            return {"tuple" if isinstance(value, tuple) else "list": items}
+        raise CheckpointError(
+            f"{at} cannot be saved as plain data.",
+            f"It is a {type(value).__name__}.",
+            "keep numbers, strings and tensors in the state; leave this part out and rebuild it yourself.",
+        )
+
+    def unpack(self, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        ((kind, content),) = data.items()
+        if kind == "tensor":
+            return self.tensors[content].clone()
+        if kind == "dict":
+            return {self.unpack(key): self.unpack(value) for key, value in content}
+        items = [self.unpack(item) for item in content]
+        return tuple(items) if kind == "tuple" else items
+
+
+def tensor_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's state, which must be tensors."""
+    state = module.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"{type(module).__name__} cannot be saved as tensors.",
+                f"Its state {name!r} is a {type(value).__name__}.",
+                "keep extra state in tensors (register_buffer).",
+            )
+    return state
+
+
+def require_same_shapes(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
+    """Refuse stored tensors that do not fit a model's, before the first is copied."""
+    for name in sorted({*targets, *stored}):
+        ours = tuple(targets[name].shape) if name in targets else "nothing"
+        theirs = tuple(stored[name].shape) if name in stored else "nothing"
+        if ours != theirs:
+            raise CheckpointError(
+                f"the tensor {name.partition('/')[2] or name} of the checkpoint does not fit the model.",
+                f"The model has {ours} there, the checkpoint has {theirs}.",
+                "build the same model with the same plan first. Nothing was changed.",
+            )
+
+
+def copy_(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
+    """Copy stored tensors into a model's."""
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(tensor_files.sharded_like(stored[name], target))
+
+
+def with_shared(stored: dict[str, Tensor], targets: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add the other names of weights that are stored once: Hugging Face leaves out shared weights."""
+    places = {(t.data_ptr(), t.shape, t.stride()): name for name, t in targets.items() if name in stored and t.numel()}
+    shared = {name: places.get((t.data_ptr(), t.shape, t.stride())) for name, t in targets.items() if name not in stored}
+    return stored | {name: stored[place] for name, place in shared.items() if place is not None}
+
+
+def sharded_state(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """Shard the state of each parameter in an optimizer like the parameter."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, kept in state["state"].items():
+        for name, value in kept.items():
+            if isinstance(value, Tensor) and value.shape == held[index].shape:
+                kept[name] = tensor_files.sharded_like(value, held[index])
+    return state
+
+
+def write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
+    """Write from rank 0 and return on every rank where."""
+    unique, aliases = _without_aliases({name: tensor_files.full(value) for name, value in tensors.items()})
+    state = {**state, "aliases": aliases}
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return folders.write(folder, state, unique, keep)
+    written: list[Any] = [None, None]
+    failure: BaseException | None = None
+    if torch.distributed.get_rank() == 0:
+        try:
+            written[0] = folders.write(folder, state, unique, keep)
+        except BaseException as error:  # sent to the other ranks first: they wait for it
+            failure, written[1] = error, f"{type(error).__name__}: {error}"
+    torch.distributed.broadcast_object_list(written)
+    if failure is not None:
+        raise failure
+    if written[1] is not None:
+        raise CheckpointError(
+            f"no checkpoint is written to {folder}.", f"Rank 0 failed: {written[1]}", "see the error of rank 0."
+        )
+    return Path(written[0])
+
+
+def _without_aliases(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Keep one of the tensors that share memory (tied weights): safetensors stores each once."""
+    unique: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[Any, str] = {}
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if tensor.numel() and key in seen:
+            aliases[name] = seen[key]
+            continue
+        seen[key] = name
+        unique[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    return unique, aliases

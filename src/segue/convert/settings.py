@@ -1,0 +1,135 @@
+"""The settings of `segue convert` and `segue eval`: each default, limit and help text stands here, once, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from segue.errors import ConfigError
+
+RENAMED = {"looks": "evaluations", "keep": "exclude"}  # settings of version 0.1.0, in files that it wrote
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What the command line needs to know about a setting, beside its type and default."""
+
+    help: str
+    min: float | None = None
+    max: float | None = None
+    argument: bool = False  # given by its position
+    envvar: str | None = None
+    parse: Callable[[str | None], Any] | None = None  # makes the value of what is typed
+
+
+def options(kind: type) -> dict[str, tuple[Any, Option]]:
+    """Return the type and the description of every setting of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
+def sizes(text: str | None) -> tuple[int, ...] | None:
+    """Parse numbers that are separated by commas.
+
+    >>> sizes("256,1024")
+    (256, 1024)
+    """
+    if text is None:
+        return None
+    found = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in found):
+        fault = f"contexts must be numbers of tokens, got {text!r}."
+        raise ConfigError(fault, "They are separated by commas.", "give for example 256,1024,4096.")
+    return tuple(sorted({int(part) for part in found}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """Everything that one conversion depends on."""
+
+    model: Annotated[str, Option(help="Hugging Face id, folder with safetensors, or GGUF file.", argument=True)]
+    sites: Annotated[str, Option(help="Pattern of the modules to replace, such as 'model.layers.*.self_attn'.")]
+    student: Annotated[str, Option(help="Replacement of each module, such as 'WindowedLinear(window=64)'.")]
+    data: Annotated[str, Option(help="Text file, folder of text files, folder of images by class, or id of `datasets`.")]
+    steps: Annotated[int, Option(help="Number of optimizer steps.", min=1)]
+    method: Annotated[str, Option(help="Replacement method; `segue methods` lists them.")] = "dcr_dfg"
+    exclude: Annotated[
+        str | None, Option(help="Pattern of matched modules to leave unchanged, such as 'model.layers.{0,29}.*'.")
+    ] = None
+    batch: Annotated[int, Option(help="Number of examples in a batch.", min=1)] = 8
+    tokens: Annotated[int, Option(help="Number of tokens in a piece of text.", min=2)] = 256
+    lr: Annotated[float, Option(help="Peak learning rate.")] = 5e-4
+    warmup: Annotated[float, Option(help="Fraction of the steps in which the learning rate rises.", min=0, max=1)] = 0.05
+    accumulate: Annotated[int, Option(help="Number of batches in an optimizer step.", min=1)] = 1
+    train: Annotated[Literal["students", "all"], Option(help="Parameters to train.")] = "students"
+    precision: Annotated[Literal["float32", "bf16", "fp16"], Option(help="Precision of the computation.")] = "float32"
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, Option(help="Type of the saved weights; by default the original's.")
+    ] = None
+    shard: Annotated[
+        bool, Option(help="Shard the model by FSDP2 instead of DDP, with several processes.", envvar="ACCELERATE_USE_FSDP")
+    ] = False
+    compile: Annotated[bool, Option(help="Compile the model with torch.compile.")] = False
+    validation: Annotated[float, Option(help="Fraction of the data that is held out, between 0 and 1.")] = 0.05
+    evaluations: Annotated[int, Option(help="Number of evaluations on the held-out data.", min=1)] = 10
+    seed: Annotated[int, Option(help="Seed of the order of the data and of new weights.")] = 0
+    text: Annotated[str | None, Option(help="Name of the text column.")] = None
+    label: Annotated[str | None, Option(help="Name of the label column.")] = None
+    download: Annotated[bool, Option(help="Allow the download of a dataset.")] = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Conversion:
+        """Rebuild the settings from a file, also one that version 0.1.0 wrote."""
+        return cls(**{RENAMED.get(name, name): value for name, value in saved.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings:
+    """Everything that a comparison depends on; None means as in the conversion."""
+
+    folder: Annotated[Path, Option(help="Folder that `segue convert` wrote.", argument=True)]
+    base: Annotated[str | None, Option(help="Id or folder of the original; by default as recorded.")] = None
+    data: Annotated[str | None, Option(help="Data to evaluate on; by default what the conversion held out.")] = None
+    validation: Annotated[float | None, Option(help="Fraction of the data to evaluate on, taken from its end.")] = None
+    contexts: Annotated[
+        tuple[int, ...] | None,
+        Option(help="Context lengths at which speed is measured, such as 256,1024,4096.", parse=sizes),
+    ] = None
+    tokens: Annotated[int | None, Option(help="Number of tokens in a text; may be more than in training.", min=2)] = None
+    texts: Annotated[int | None, Option(help="Largest number of texts or images to evaluate on.", min=1)] = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def _check(settings: Any) -> None:
+    """Refuse a value outside its limits or choices, however the settings were made."""
+    for name, (kind, option) in options(type(settings)).items():
+        value, choices = getattr(settings, name), _choices(kind)
+        if value is None:
+            continue
+        if choices and value not in choices:
+            raise _refused(settings, name, f"one of {', '.join(map(repr, choices))}", option)
+        if not (option.min is None or value >= option.min) or not (option.max is None or value <= option.max):
+            limits = f"at least {option.min}" if option.max is None else f"from {option.min} to {option.max}"
+            raise _refused(settings, name, limits, option)
+        if name == "validation" and not 0 < value < 1:
+            raise _refused(settings, name, "between 0 and 1", option)
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """Return the values of a Literal, also of one that may be None."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return tuple(choice for member in get_args(kind) for choice in _choices(member))
+
+
+def _refused(settings: Any, name: str, wanted: str, option: Option) -> ConfigError:
+    default = getattr(type(settings), name, None)
+    hint = "choose another value." if default is None else f"the default is {default!r}."
+    return ConfigError(f"{name} must be {wanted}, got {getattr(settings, name)!r}.", f"{name}: {option.help}", hint)

@@ -1,0 +1,77 @@
+"""The entry point: exit codes, and answers without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import segue.cli
+from segue.cli import commands
+from segue.cli import main as cli
+
+WITHOUT_TORCH = """
+import io, json, os, sys
+from contextlib import redirect_stdout
+from segue.cli import commands, main
+
+def answer(*arguments):
+    sys.argv, out = ["segue", *arguments], io.StringIO()
+    with redirect_stdout(out):
+        try:
+            main.main()
+        except SystemExit as end:
+            assert not end.code, end.code
+    return [out.getvalue(), "torch" in sys.modules]
+
+names = [command.name or command.callback.__name__ for command in commands.app.registered_commands]
+answers = {"--version": answer("--version"), "--help": answer("--help")}
+answers |= {name: answer(name, "--help") for name in names}
+os.environ |= {"_SEGUE_COMPLETE": "complete_bash", "COMP_WORDS": "segue me", "COMP_CWORD": "1"}
+answers["completion"] = answer()
+os.environ |= {"COMP_WORDS": "segue convert --ex", "COMP_CWORD": "2"}
+answers["completion of options"] = answer()
+print(json.dumps(answers))
+"""
+
+
+def leave(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
+    """Call the installed program's function and return what it leaves with."""
+    monkeypatch.setattr(sys, "argv", ["segue", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return caught.value.code
+
+
+def test_exit_codes_and_the_three_lines_in_a_shell(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert leave(monkeypatch, "run", "--method", "dcr_dgf") == 1
+    said = capsys.readouterr().err
+    assert said.splitlines()[0] == "ConfigError: there is no method 'dcr_dgf'."
+    assert "Traceback" not in said
+    assert leave(monkeypatch, "no_such_command") == 2
+
+
+def test_without_typer_there_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "segue.cli.commands")
+    monkeypatch.delattr(segue.cli, "commands")
+    said = leave(monkeypatch)  # Python prints it and leaves with 1
+    assert said == "The segue command needs typer, which is not installed: pip install 'segue[lab]'"
+
+
+def test_version_help_and_completion_answer_without_torch():
+    run = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    answers = json.loads(run.stdout)
+    names = {command.name or command.callback.__name__ for command in commands.app.registered_commands}
+    assert set(answers) == {"--version", "--help", *names, "completion", "completion of options"}
+    assert {name for name, (_, torch) in answers.items() if torch} == set()
+    assert answers["--version"][0].strip() == segue.__version__
+    assert answers["completion"][0].split() == ["methods"]
+    assert answers["completion of options"][0].split() == ["--exclude"]
+    for name in names:
+        assert "Usage" in answers[name][0]
+        assert f" {name} " in answers["--help"][0]

@@ -1,0 +1,60 @@
+"""Sliding window: its settings, its formula, and where it is softmax."""
+
+import pytest
+import torch
+
+from segue.errors import PlanError
+from segue.students import SlidingWindow, Softmax, WindowedLinear
+from tests.students.attention.mixers.checks import (
+    assert_naive_for_large_logits,
+    assert_softmax,
+    attention_spec,
+    inputs,
+    mixer_of,
+)
+from tests.students.attention.mixers.formulas import distance, logits, prepared, softmax_weights
+
+SETTINGS = {
+    "window, global": SlidingWindow(window=9, global_tokens=3),
+    "window": SlidingWindow(window=5, global_tokens=0),
+    "wide window": SlidingWindow(window=70, global_tokens=1),  # wider than the smallest block
+}
+IN_MODELS = {"SlidingWindow": SlidingWindow(window=3)}
+
+
+def naive(operator, spec, mixer, q, k, v, token_mask, causal):
+    k, v, token_mask, seen = prepared(q, k, v, token_mask, causal)
+    first = token_mask & (token_mask.cumsum(1) <= operator.global_tokens)  # padding before a sequence is no token of it
+    near = (distance(q.shape[2]).abs() < operator.window) | first[:, None, :] | first[:, :, None]
+    return softmax_weights(logits(spec, q, k), seen & near[:, None]) @ v
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_large_logits_are_the_references(name, causal):
+    assert_naive_for_large_logits(naive, SETTINGS[name], causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("operator", [SlidingWindow(window=90), WindowedLinear(window=90)])
+@pytest.mark.parametrize("tokens", [3, 89, 90])
+def test_a_window_over_everything_is_softmax(operator, tokens, causal):
+    assert_softmax(operator, tokens, causal)
+
+
+@pytest.mark.parametrize("operator", [SlidingWindow(window=89, global_tokens=0), WindowedLinear(window=89)])
+def test_a_window_that_misses_one_token_is_not(operator):
+    spec = attention_spec()
+    q, k, v, _ = inputs(1, spec, 90)
+    y, softmax = (mixer_of(x, spec)(q, k, v, None, True) for x in (operator, Softmax()))
+    torch.testing.assert_close(y[:, :, :-1], softmax[:, :, :-1])
+    assert (y - softmax)[:, :, -1].abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("operator", "says"),
+    [(SlidingWindow(window=0), "window .* got 0"), (SlidingWindow(global_tokens=-1), "global_tokens .* got -1")],
+)
+def test_a_count_must_be_positive(operator, says):
+    with pytest.raises(PlanError, match=says):
+        operator.mixer(attention_spec())
