@@ -73,6 +73,8 @@ def resumed(tmp_path_factory):
     return whole, torch.load(folder / "ends.pt", weights_only=True)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("epoch", RESUMED)
 @pytest.mark.parametrize("case", CASES)
 def test_lightnings_own_checkpoint_continues_bit_for_bit_in_a_fresh_process(case, epoch, resumed):
