@@ -125,4 +125,4 @@ def test_a_grid_its_failure_its_report_and_its_resume(tmp_path, monkeypatch):
     assert failed.exit_code == 1
     assert "1 runs failed" in failed.stdout
     assert "ConfigError: " in failed.stdout
-    assert "It is not in (0, 1]" in failed.stdout
+    assert "data_fraction must be in (0, 1]" in failed.stdout
