@@ -1,1 +1,1 @@
-"""What a handover costs, beside the same model built by hand and beside its neighbours; `make bench` runs it all."""
+"""What a handover costs, compared with the same model built by hand and with other libraries; `make bench` runs it all."""

@@ -1,4 +1,4 @@
-"""Bars: what was promised, beside what was measured.
+"""Bars: what is promised, compared with what is measured.
 
 Command: none of its own.
 Expected: every bar met; the page says so where one is missed, and where the noise is too large to tell.
@@ -14,7 +14,7 @@ from benchmarks.timing import Ratio
 
 @dataclass(frozen=True)
 class Bar:
-    """One promise with its measurement; what cannot be told apart from noise is said so."""
+    """One promise with its measurement; what the noise does not resolve is marked."""
 
     claim: str
     measured: str

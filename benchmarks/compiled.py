@@ -79,7 +79,7 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 
 def builders(settings: Settings, built: dict[str, Trainee]) -> dict[str, Callable[[], Trainee]]:
-    """Return what makes each variant, in the order of what is told first."""
+    """Return what makes each variant, in the order of the table."""
     bench = Bench(settings, settings.batch)
 
     def torchdistill() -> Trainee:
@@ -102,7 +102,7 @@ def builders(settings: Settings, built: dict[str, Trainee]) -> dict[str, Callabl
 
 
 def bars(result: dict[str, Any]) -> list[Bar]:
-    """Judge the times of students alone."""
+    """Check the times of students alone."""
     times = result.get("alone_milliseconds", {})
     return [
         Bar.of_ratio(f"compiled step time, {name} / compiled by hand", Ratio.of(times[name], times[BY_HAND]), BAR_ALONE)
@@ -147,7 +147,7 @@ def section(result: dict[str, Any]) -> list[str]:
     ]
     lines += [f"| {name} | not measured: {why} | | |" for name, why in result["missing"].items()]
     eager = all_ratios[EAGER]
-    gain = "saves time" if eager.low > 1 else "costs time" if eager.high < 1 else "changes nothing that can be told from noise"
+    gain = "saves time" if eager.low > 1 else "costs time" if eager.high < 1 else "changes nothing beyond the noise"
     lines += ["", f"On this machine compiling {gain}: an eager student-only step takes {eager.fine} of a compiled one."]
     if alone := {name: values for name, values in result.get("alone_milliseconds", {}).items() if name != BY_HAND}:
         by_hand = result["alone_milliseconds"][BY_HAND]

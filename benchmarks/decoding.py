@@ -152,7 +152,7 @@ def students(result: dict[str, Any]) -> list[str]:
 
 
 def bars(result: dict[str, Any]) -> list[Bar]:
-    """Judge the slowest student against the faster original, and the cache that grows most."""
+    """Check the slowest student against the faster original, and the cache that grows most."""
     tokens, names = result["judged_at"], students(result)
     spent = at(result, tokens)["milliseconds"]
     theirs = reference(spent)
@@ -225,6 +225,6 @@ def wall(result: dict[str, Any]) -> str:
     spent, threads = result["wall"]["milliseconds"], result["wall"]["threads"]
     faster = "; ".join(f"{name} {few(Ratio.of(spent[SOFTMAX], spent[name]))}" for name in (STATIC, *students(result)))
     return (
-        f"By the clock on the wall, with {threads} threads, at {result['judged_at']} tokens, {len(spent[SOFTMAX])} rounds: the "
+        f"In wall-clock time, with {threads} threads, at {result['judged_at']} tokens, {len(spent[SOFTMAX])} rounds: the "
         f"original decodes {1000 / statistics.median(spent[SOFTMAX]):.0f} tokens per second; times faster: {faster}."
     )

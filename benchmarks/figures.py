@@ -72,7 +72,7 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     return paths
 
 
-def _look(name: str) -> LineStyle:
+def _style(name: str) -> LineStyle:
     return METHODS.get(name, OWN["student_only"])
 
 
@@ -82,9 +82,9 @@ def _steps(result: dict[str, Any]) -> Any:
     names = [name for name in (AGAIN, VIEW, TAKEOVER, FINALIZED, *METHODS) if name in ratios and name != TEACHERS]
     figure, axes = plt.subplots(figsize=(WIDTH, 0.55 + 0.19 * len(names)), layout="constrained")
     for place, name in enumerate(names):
-        r, look = ratios[name], _look(name)
-        axes.plot([r.low, r.high], [place, place], color=look.light, linewidth=1.4, solid_capstyle="butt")
-        axes.plot(r.median, place, look.marker, color=look.light, markersize=4.5)
+        r, style = ratios[name], _style(name)
+        axes.plot([r.low, r.high], [place, place], color=style.light, linewidth=1.4, solid_capstyle="butt")
+        axes.plot(r.median, place, style.marker, color=style.light, markersize=4.5)
         axes.plot(counted[name] / counted[BY_HAND], place, "|", color="black", markersize=9, markeredgewidth=0.9)
     axes.plot([], [], "|", color="black", markersize=8, label="by operations")
     axes.plot([], [], "o-", color="#606060", markersize=4, label="by the clock, 95 % interval")
@@ -153,8 +153,8 @@ def _fixed(axis: str, points: list[dict[str, Any]]) -> str:
 
 def _curve(axes: Any, x: Sequence[float], measured: list[Ratio], counted: list[float], name: str, label: bool = True) -> None:
     """Draw a measured curve with its interval, and its FLOP ratios dashed."""
-    look, short = _look(name), SHORT[name]
-    axes.fill_between(x, [r.low for r in measured], [r.high for r in measured], color=look.light, alpha=0.18, linewidth=0)
+    style, short = _style(name), SHORT[name]
+    axes.fill_between(x, [r.low for r in measured], [r.high for r in measured], color=style.light, alpha=0.18, linewidth=0)
     said = f"{short}, by the clock" if label else None
-    axes.plot(x, [r.median for r in measured], color=look.light, marker=look.marker, label=said)
-    axes.plot(x, counted, color=look.light, dashes=(3, 2), linewidth=0.9, label=f"{short}, by operations" if label else None)
+    axes.plot(x, [r.median for r in measured], color=style.light, marker=style.marker, label=said)
+    axes.plot(x, counted, color=style.light, dashes=(3, 2), linewidth=0.9, label=f"{short}, by operations" if label else None)

@@ -1,4 +1,4 @@
-"""What a step holds in memory: parameters, activations kept for backward, and the peak of live tensors.
+"""What a step holds in memory: parameters, activations saved for backward, and the peak of live tensors.
 
 Command: python -m benchmarks.performance --only memory; half a minute. Counted, not sampled: the same on every machine.
 Expected: a blend needs the teachers' parameters and at most one tensor per site more than student-only.
@@ -42,7 +42,7 @@ def held_bytes(trainee: Trainee) -> int:
 
 
 def peak_bytes(trainee: Trainee) -> int:
-    """Return the most bytes that lived at once during a step, beside what it holds anyway."""
+    """Return the peak of live bytes during a step, without parameters and buffers."""
     with PeakBytes([*trainee.held(), *trainee.batch]) as memory:
         trainee.step()
     return memory.peak
@@ -67,9 +67,9 @@ def section(result: dict[str, Any]) -> list[str]:
     lines = [
         f"Bytes of tensors during one step at batch {result['batch']}, counted by "
         "[`segue.diagnostics.counting`](../src/segue/diagnostics/counting.py); what one operator uses inside is not seen, and "
-        "the optimizer's states, the same for all, are left out.",
+        "the optimizer's state, the same for all, is not counted.",
         "",
-        "| step | parameters and buffers, MB | kept for backward, MB | peak of live tensors, MB | together, MB |",
+        "| step | parameters and buffers, MB | saved for backward, MB | peak of live tensors, MB | together, MB |",
         "|---|---|---|---|---|",
     ]
     lines += [

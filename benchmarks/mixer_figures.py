@@ -20,7 +20,7 @@ from benchmarks.mixers import BOTH, CAUSAL, FORWARD, MB, PASSES, SOFTMAX, UNFUSE
 from benchmarks.timing import outer_place
 from segue.reporting.palette import BLUE, CYAN, GREY, MAGENTA, ORANGE, RED, TEAL
 
-WIDTH = 6.4  # inches: two panels with names beside them
+WIDTH = 6.4  # inches: two panels with names at their sides
 LINE = 0.105  # inches between two names
 LOOKS: dict[str, tuple[str, str, tuple[float, ...]]] = {  # colour, marker, dashes
     SOFTMAX: ("#000000", "s", ()),
@@ -150,7 +150,7 @@ def _finish(grid: Any, note: str) -> None:
 
 
 def _label(axes: Any) -> None:
-    """Write every name beside the right edge, at the height where its curve ends, with a thin line between the two."""
+    """Write every name at the right edge, at the height where its curve ends, with a thin line between the two."""
     to_axes = axes.transData + axes.transAxes.inverted()
     ends = {line: to_axes.transform((line.get_xdata()[-1], line.get_ydata()[-1])) for line in axes.get_lines()}
     lines = sorted(ends, key=lambda line: float(ends[line][1]))

@@ -65,8 +65,8 @@ KEPT = (
     "outside): glibc by itself gives large blocks back, and page faults then slow long sequences down."
 )
 FUSED = (
-    "What one operator uses inside is not seen, and the fused softmax needs little: beside it stands softmax as plain "
-    "products, whose weights are there in full."
+    "What one operator uses inside is not seen, and the fused softmax needs little: compare softmax as plain "
+    "products, which stores all its weights."
 )
 
 
@@ -160,7 +160,7 @@ class Subjects:
         return {name: self.step(name, kind) for name in self.mixes}
 
     def bytes(self) -> dict[str, dict[str, int]]:
-        """Count what autograd keeps and the peak of live tensors, beside what was given."""
+        """Count what autograd saves and the peak of live tensors, without the inputs."""
         held = [*self.given, self.gradient, *self.weights]
         saved, peak = {}, {}
         for name, mix in {**self.mixes, **self.counted}.items():
@@ -176,7 +176,7 @@ def softmax(causal: bool) -> Mix:
 
 
 def unfused(causal: bool) -> Mix:
-    """Return softmax attention whose weights are there in full."""
+    """Return softmax attention that stores all its weights."""
 
     def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
@@ -261,7 +261,7 @@ def wins_from(result: dict[str, Any], name: str, kind: str) -> str:
 
 
 def bars(result: dict[str, Any]) -> list[Bar]:
-    """Judge the worst of all mixers."""
+    """Check the worst of all mixers."""
     names, tokens = mixers(result), result["judged_at"]
     linear = [name for name in names if name != FOURIER]
     lengths = [p["tokens"] for p in long_points(result, linear[0])]
@@ -290,7 +290,7 @@ def section(result: dict[str, Any]) -> list[str]:
         "Every mixer against torch's `scaled_dot_product_attention` (softmax), causal against causal: batch "
         f"{result['batch']}, {result['heads']} heads of {result['head_size']}, float32; Performer with 256 features, Linformer "
         "of rank 64, windows of 64, Nystrom with 64 landmarks. All lengths took turns in one run, on one thread, by the "
-        "processor's clock, which stands still while others use the machine; "
+        "processor time, which excludes other processes; "
         f"{len(at(result, tokens)['milliseconds'][FORWARD][SOFTMAX])} rounds of {FORWARD} and "
         f"{len(at(result, tokens)['milliseconds'][BOTH][SOFTMAX])} of {BOTH}. Exponents are least-squares slopes of log time "
         f"against log tokens, from {FROM} tokens on." + (f" {KEPT}" if result["keeps_memory"] else ""),
@@ -304,7 +304,7 @@ def section(result: dict[str, Any]) -> list[str]:
         "",
         *wall_table(result),
         "",
-        f"Bytes, counted beside queries, keys, values and weights. {FUSED}",
+        f"Bytes, without those of queries, keys, values and weights. {FUSED}",
         "",
         *memory_table(result, tokens),
         "",
@@ -334,7 +334,7 @@ def wall_table(result: dict[str, Any]) -> list[str]:
     """Write the second clock: all threads, time as a user sees it."""
     wall, tokens = result["wall"], result["judged_at"]
     lines = [
-        f"The same at {tokens} tokens by the clock on the wall, with {wall['threads']} threads; "
+        f"The same at {tokens} tokens in wall-clock time, with {wall['threads']} threads; "
         f"{len(wall['milliseconds'][FORWARD][SOFTMAX])} and {len(wall['milliseconds'][BOTH][SOFTMAX])} rounds:",
         "",
         f"| mixer | times faster, {FORWARD} | {BOTH} | median ms, {FORWARD} | {BOTH} |",
@@ -350,7 +350,7 @@ def wall_table(result: dict[str, Any]) -> list[str]:
 def memory_table(result: dict[str, Any], tokens: int) -> list[str]:
     point = at(result, tokens)
     lines = [
-        f"| mixer | exponent of the peak | kept for backward at {tokens}, MB | peak of {BOTH}, MB |",
+        f"| mixer | exponent of the peak | saved for backward at {tokens}, MB | peak of {BOTH}, MB |",
         "|---|---|---|---|",
     ]
     counted = list(dict.fromkeys(name for p in result["points"] for name in p["peak"]))

@@ -30,16 +30,16 @@ Results = dict[str, Any]
 
 
 def render(saved: dict[str, Any]) -> str:
-    """Write the whole page."""
+    """Write the page."""
     results, settings = saved["measurements"], saved["settings"]
     judged = all_bars(results)
     lines = [
         "# Performance",
         "",
-        f"What a handover costs beside the same model built by hand, and beside its neighbours: {settings['model']}, all "
+        f"What a handover costs compared with the same model built by hand, and with other libraries: {settings['model']}, all "
         "attention replaced by fresh attention, frozen backbone, AdamW. Every number is written by the command itself. Times "
         "are ratios of steps that took turns within one run: compare ratios, never milliseconds. A 95 % interval is that of "
-        "the median over rounds; of fewer than six rounds it is the whole range.",
+        "the median over rounds; of fewer than six rounds it is the range.",
         "",
         *where(saved),
         "",
@@ -120,7 +120,7 @@ def verdict(judged: list[Bar]) -> str:
 
 
 def explanation(results: Results, judged: list[Bar]) -> list[str]:
-    """Put beside a missed bar what noise, operators and seams account for, as far as it was measured."""
+    """Name what noise, operators and seams contribute to a missed bar, as far as it was measured."""
     if not any(bar.missed for bar in judged):
         return []
     said = []

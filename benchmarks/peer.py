@@ -33,7 +33,7 @@ def temperature() -> float:
 
 
 class Boxed(Trainee):
-    """A student model in torchdistill's box, beside a full copy of the original as its teacher."""
+    """A student model in torchdistill's box, with a full copy of the original as its teacher."""
 
     def __init__(self, bench: Bench, student: Trainee) -> None:
         self.model, self.batch, self.handover = student.model, bench.batch, None

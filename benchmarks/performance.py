@@ -83,7 +83,7 @@ def _measured(name: str, settings: Settings) -> dict[str, Any]:
 
 
 def _begun(earlier: dict[str, Any] | None, settings: Settings, path: Path) -> dict[str, Any]:
-    """Begin a set of results, or go on with an earlier one of the same machine and model.
+    """Start a set of results, or continue an earlier one of the same machine and model.
 
     Sizes, rounds and the version of Segue may differ: every section says its own.
     """
@@ -99,7 +99,9 @@ def _begun(earlier: dict[str, Any] | None, settings: Settings, path: Path) -> di
     differing += [name for name in SHARED if earlier["settings"][name] != here["settings"][name]]
     if differing:
         names = ", ".join(differing)
-        sys.exit(f"{path} was measured elsewhere or otherwise ({names} differ): run the whole set, without --only.")
+        sys.exit(
+            f"{path} was measured on another machine or with other settings ({names} differ): run everything, without --only."
+        )
     return {**earlier, "settings": here["settings"]}
 
 
@@ -120,13 +122,17 @@ def _earlier(path: Path) -> dict[str, Any] | None:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.performance", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="for the whole set (%(default)g)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="total time in minutes (%(default)g)")
     parser.add_argument(
-        "--only", action="append", choices=list(MEASUREMENTS), metavar="NAME", help=f"of {', '.join(MEASUREMENTS)}"
+        "--only",
+        action="append",
+        choices=list(MEASUREMENTS),
+        metavar="NAME",
+        help=f"one measurement: {', '.join(MEASUREMENTS)}",
     )
     parser.add_argument("--render", action="store_true", help="measure nothing, draw and write the page from saved results")
     parser.add_argument("--smoke", action="store_true", help="a tiny model and hardly any rounds: shows that everything runs")
-    parser.add_argument("--threads", type=int, help="of torch (as torch chooses)")
+    parser.add_argument("--threads", type=int, help="number of torch threads (torch's own default)")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "performance.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
     return parser.parse_args(arguments)

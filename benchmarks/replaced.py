@@ -44,7 +44,7 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 
 def full_forward(bench: Bench) -> int:
-    """Count one forward of the whole original."""
+    """Count one forward of the original model."""
     model = copy.deepcopy(bench.original).eval()
     with torch.no_grad():
         return flops(lambda: model(bench.batch[0]))
@@ -59,7 +59,7 @@ def flop_ratio(point: dict[str, Any], name: str) -> float:
 
 
 def break_even(result: dict[str, Any]) -> float:
-    """Return how many such modules cost as much as one forward of the whole original."""
+    """Return how many such modules cost as much as one forward of the original model."""
     last = result["points"][-1]
     return float(last["flops"][FULL] / (last["flops"][TEACHERS] / last["count"]))
 
@@ -80,16 +80,16 @@ def section(result: dict[str, Any]) -> list[str]:
     ]
     crossing, most = break_even(result), points[-1]["count"]
     where = f"more than the {most} there are" if crossing > most else f"reached within the {most} there are"
-    dearer = [p["count"] for p in points if ratio(p, BLEND).low > ratio(p, KL).high]
+    more = [p["count"] for p in points if ratio(p, BLEND).low > ratio(p, KL).high]
     clock = (
-        f"By the clock the blend was dearer at k = {', '.join(map(str, dearer))}."
-        if dearer
-        else ("By the clock the blend was clearly dearer at no k.")
+        f"In time the blend is more expensive at k = {', '.join(map(str, more))}."
+        if more
+        else "In time the blend is clearly more expensive at no k."
     )
     lines += [
         "",
-        f"A blend pays for k teachers' forwards, a distillation for the whole original's. By operations they break even at "
-        f"{crossing:.1f} replaced attentions, {where}. {clock}",
+        "A blend pays for k teachers' forwards, a distillation for a forward of the original model. By operations they break "
+        f"even at {crossing:.1f} replaced attentions, {where}. {clock}",
         "",
         "![Cost against the number of replaced modules](figures/performance-replaced.png)",
     ]

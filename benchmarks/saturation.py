@@ -76,7 +76,7 @@ def follows_from(points: list[dict[str, Any]], name: str) -> int | None:
 def section(result: dict[str, Any]) -> list[str]:
     """Write both tables, and where saturation and crossover lie."""
     lines = [
-        "Time ratios to student-only beside the ratios of operations, as the batch and then the image grow. The machine counts "
+        "Time ratios to student-only and the ratios of operations, as the batch and then the image grow. The machine counts "
         f"as saturated from the first size whose GFLOP/s no larger size beats by more than {percent(RISE - 1)}.",
     ]
     for axis, key in AXES.items():
@@ -110,8 +110,8 @@ def reading(points: list[dict[str, Any]], key: str) -> list[str]:
         parts = {"below saturation": points[:start], "from there on": points[start:]} if start else {"over all sizes": points}
         spans = ", ".join(f"{span(part, name)} {where}" for where, part in parts.items())
         said.append(f"{name}: {spans}; {crossover(points, name, key)}.")
-    dearer = [size(p, key) for p in points if ratio(p, BLEND).median >= ratio(p, KL).median]
-    where = f"dearer of the two at {', '.join(dearer)}" if dearer else "cheaper of the two at every size"
+    more = [size(p, key) for p in points if ratio(p, BLEND).median >= ratio(p, KL).median]
+    where = f"more expensive of the two at {', '.join(more)}" if more else "cheaper of the two at every size"
     said.append(f"By the medians the blend is the {where}.")
     return [" ".join(said)]
 

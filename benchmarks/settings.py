@@ -25,7 +25,7 @@ SHARED = ("model", "model_options", "image", "patch", "classes", "sites", "batch
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that a measurement is told."""
+    """The settings of a measurement."""
 
     model: str = "vit_tiny_patch16_224"
     model_options: dict[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def scaled(minutes: float) -> Settings:
 
 
 def smoke() -> Settings:
-    """Make everything so small that the whole command takes seconds."""
+    """Make everything so small that the command takes seconds."""
     return Settings(
         model_options={"patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2},
         image=32,

@@ -93,7 +93,7 @@ def flop_bound(result: dict[str, Any]) -> float:
 
 
 def bars(result: dict[str, Any]) -> list[Bar]:
-    """Judge operations and times."""
+    """Check operations and times."""
     counted, times = result["flops"], ratios(result)
     alone = (VIEW, TAKEOVER, FINALIZED)
     extra = max(abs(counted[name] - counted[BY_HAND]) for name in alone)
@@ -134,7 +134,7 @@ def reading(result: dict[str, Any]) -> str:
     spread = max(abs(noise.low - 1), abs(noise.high - 1))
     able = "is finer than" if spread <= BAR_ALONE - 1 else "is coarser than"
     against = Ratio.of(result["milliseconds"][BLEND], result["milliseconds"][KL])
-    cheaper = "costs less than" if against.high < 1 else "costs more than" if against.low > 1 else "cannot be told apart from"
+    cheaper = "costs less than" if against.high < 1 else "costs more than" if against.low > 1 else "is not distinguishable from"
     return (
         f"The same model built twice differs by {noise.fine}: that is the noise, and it {able} the bar of "
         f"{percent(BAR_ALONE - 1)} for students alone. A blend step {cheaper} one of our KL distillation: {against.fine} of it."
@@ -142,7 +142,7 @@ def reading(result: dict[str, Any]) -> str:
 
 
 def how_it_ran(result: dict[str, Any]) -> str:
-    """Say what Theseus and torchdistill were told."""
+    """Describe the settings of Theseus and torchdistill."""
     coin = (
         f"Theseus and Theseus-Gumbel ran at a constant alpha of 0.5; Theseus computes one side per coin, and each of its "
         f"rounds is the mean of {result['coins']} steps. "

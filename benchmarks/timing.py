@@ -23,7 +23,7 @@ DECIMALS = 3  # of a millisecond, in what is saved
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median of ratios taken round by round, with its 95 % interval; of fewer than six rounds, the whole range."""
+    """A median of ratios taken round by round, with its 95 % interval; of fewer than six rounds, the range."""
 
     median: float
     low: float

@@ -1,4 +1,4 @@
-"""A whole run: what the anneal costs when its short blend is followed by students alone.
+"""A complete run: what a short blend costs when students alone follow it.
 
 Command: python -m benchmarks.performance --only run; about five minutes on two cores.
 Expected: DCR with aggr20 at most 1.10 x student-only, and clearly below every distillation by a full teacher.
@@ -62,7 +62,7 @@ def kinds(bench: Bench, total: int) -> dict[str, int]:
 
 
 def runs(builders: dict[str, Callable[[], Trainee]], settings: Settings) -> dict[str, list[float]]:
-    """Take whole runs side by side, step by step in another order, until the time is up; return the milliseconds of each."""
+    """Take complete runs of all methods, their steps in turn, until the time is up; return the milliseconds of each."""
     totals: dict[str, list[float]] = {name: [] for name in builders}
     shuffle = random.Random(0)
     end = time.perf_counter() + settings.seconds("run")
@@ -93,7 +93,7 @@ def from_phases(result: dict[str, Any], steps: dict[str, Any]) -> Ratio:
 
 
 def bars(result: dict[str, Any], steps: dict[str, Any] | None) -> list[Bar]:
-    """Judge the whole run, as it was taken and as its phases add up."""
+    """Check the complete run, as measured and as the sum of its phases."""
     found = ratios(result)
     judged = [Bar.of_ratio(f"whole aggr20 run of {result['steps']} steps / student-only", found[DCR], BAR_RUN)]
     if steps is not None:

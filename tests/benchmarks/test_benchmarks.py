@@ -171,7 +171,7 @@ def test_saturation_and_crossover():
     assert said.startswith(
         "Saturated from batch 4 on. DCR blend: 1.40 to 1.50 below saturation, 1.19 to 1.22 from there on; within 5 %"
     )
-    assert "By the medians the blend is the dearer of the two at batch 1." in said
+    assert "By the medians the blend is the more expensive of the two at batch 1." in said
     rising = sizes([10, 20, 30], [1.5, 1.5, 1.5])
     assert (saturation.saturated_from(rising), saturation.follows_from(rising, BLEND)) == (None, None)
     assert saturation.reading(rising, "batch")[0].startswith("The rate still rises at batch 4: saturation was not reached.")
@@ -190,7 +190,7 @@ def test_measurements_of_two_machines_are_not_mixed(tmp_path):
     earlier = performance._begun(None, smoke(), tmp_path)
     assert performance._begun(copy.deepcopy(earlier), smoke(), tmp_path) == earlier
     earlier["machine"]["cpu"] = "another"
-    with pytest.raises(SystemExit, match=r"measured elsewhere or otherwise \(cpu differ\)"):
+    with pytest.raises(SystemExit, match=r"measured on another machine or with other settings \(cpu differ\)"):
         performance._begun(earlier, smoke(), tmp_path)
 
 
