@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import segue.cli
 from segue.cli import commands
 from segue.cli import main as cli
+from tests.helpers.processes import run_python
 
 WITHOUT_TORCH = """
 import io, json, os, sys
@@ -63,9 +63,7 @@ def test_without_typer_there_is_one_sentence(monkeypatch):
 
 
 def test_version_help_and_completion_answer_without_torch():
-    run = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    answers = json.loads(run.stdout)
+    answers = json.loads(run_python("-c", WITHOUT_TORCH).stdout)
     names = {command.name or command.callback.__name__ for command in commands.app.registered_commands}
     assert set(answers) == {"--version", "--help", *names, "completion", "completion of options"}
     assert {name for name, (_, torch) in answers.items() if torch} == set()

@@ -31,7 +31,6 @@ from tests.convert.small_models import (
     POSITIONS,
     STUDENT,
     assert_same_conversion,
-    call,
     convert,
     model,
     options,
@@ -41,6 +40,7 @@ from tests.convert.small_models import (
     tokenizer,
     types,
 )
+from tests.helpers.command import call
 from tests.helpers.processes import Ranks
 from tests.helpers.tiny import same_bits
 

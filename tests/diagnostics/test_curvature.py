@@ -176,7 +176,7 @@ def test_what_cannot_be_measured_is_refused():
             measured(of, **settings)
     with pytest.raises(SiteError, match="'attn' matches none"):
         measured(of, sites="attn")
-    with pytest.raises(PlanError, match="alpha is the teacher's share"):
+    with pytest.raises(PlanError, match="alpha must be between 0 and 1"):
         measured(of, 2.0)
     of.batches = []
     with pytest.raises(DataError, match="`batches` is empty"):

@@ -447,7 +447,7 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(DataError, match="`batches` is empty"):
         measured(of)
     for alpha in (-0.1, 1.1, math.nan):
-        with pytest.raises(PlanError, match="alpha is the teacher's share"):
+        with pytest.raises(PlanError, match="alpha must be between 0 and 1"):
             measured(of, alpha)
 
 

@@ -1,10 +1,7 @@
 """The documentation site: it builds without a warning, leads nowhere else, and its reference knows every public name."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,6 +15,7 @@ from filelock import FileLock
 
 import segue
 from segue import data as sources
+from tests.helpers.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 INTEGRATIONS = sorted((ROOT / "src" / "segue" / "integrations").glob("*.py"))
@@ -56,9 +54,8 @@ def site(tmp_path_factory, worker_id) -> Site:
     said = folder.with_suffix(".said")
     with FileLock(folder.with_suffix(".lock")):
         if not said.exists():
-            command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-            environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+            command = ("-m", "mkdocs", "build", "--strict", "--site-dir", folder)
+            done = run_python(*command, check=False, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
             said.write_text(f"{done.stdout}{done.stderr}exit code {done.returncode}\n", encoding="utf-8")
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     pages = {name: Read((folder / name).read_text(encoding="utf-8")) for name in files if name.endswith(".html")}

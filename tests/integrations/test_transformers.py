@@ -103,7 +103,7 @@ def test_two_processes_train_as_one_that_accumulates(tmp_path):
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """Train every case undisturbed, and go on from its checkpoints in a fresh process."""
+    """Train every case undisturbed, and resume from its checkpoints in a fresh process."""
     folder = tmp_path_factory.mktemp("trainers")
     whole = {case: train(case, folder / case) for case in CASES}
     FreshProcess(resume_all, str(folder), log=folder / "log").check()

@@ -107,7 +107,7 @@ def test_a_run_resumes_bit_for_bit_with_the_dropout_of_each_process(engine, rank
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_process_resumes_a_run_of_two_and_the_reverse(engine, ranks, left_by_one):
-    (left, _), (gone_on, also) = ranks[f"leave_at {engine}"], ranks[f"go_on {engine}"]
+    (left, _), (gone_on, also) = ranks[f"leave_at {engine}"], ranks[f"resume_other {engine}"]
     for name in ("dcr_dfg", "no plan"):
         wanted = without_times(fit("one", PLANS[name], steps=STEPS).history)
         alone = fit("one", PLANS[name], steps=STEPS, folder=left[name], resume=True)

@@ -91,7 +91,7 @@ const Chart = (() => {
     epoch: { name: "Epochs", label: "epoch", room: 48, read: (v) => `epoch ${trimmed(v, 3)}` },
     seconds: { name: "Time", label: "training time", room: 48, read: duration, unit: timeUnit },
     flops: { name: "FLOPs", label: "work", room: 48, read: flops, unit: workUnit },
-    progress: { name: "Share", label: "share of the training", room: 52, read: (v) => `${percent(v, 0)} of the training`, unit: () => [0.01, "%"] },
+    progress: { name: "Share", label: "training progress", room: 52, read: (v) => `${percent(v, 0)} of the training`, unit: () => [0.01, "%"] },
     tokens: { name: "Tokens", label: "tokens", room: 52, read: (v) => `${Math.round(2 ** v)} tokens`, whole: true, own: true, tick: (v) => String(2 ** v) },  // by their power of two
     site: { name: "Site", label: "site, in the order of depth", room: 26, read: (v) => `site ${v}`, whole: true },
   };

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from segue.reporting.records import Point, Result
-from segue.reporting.statistics import Estimate, estimate
+from segue.reporting.statistics import estimate
 
 BY_SITE = ("cosine", "relative_error", "gradient_norm", "drift_blend", "drift_students")
 SUMMED = ("gate_variance", "data_variance")  # variances of independent parts add up over the sites
@@ -20,14 +20,14 @@ Values = list[tuple[float, float | None]]  # (step, value); None where the value
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One quantity over the evaluations of a line: mean over seeds, half width of the interval."""
+    """One quantity over evaluations or over sites: mean over seeds, half width of the interval."""
 
     mean: list[float | None]
     half: list[float | None]
 
     @property
     def known(self) -> bool:
-        """Whether any evaluation has a value."""
+        """Whether there is any value."""
         return any(value is not None for value in self.mean)
 
 
@@ -137,9 +137,9 @@ def last(run: Result, quantity: str, site: str) -> float | None:
     return values[-1][1] if values else None
 
 
-def profile(runs: Sequence[Result], sites: Sequence[str], read: Callable[[Result, str], float | None]) -> list[Estimate | None]:
+def profile(runs: Sequence[Result], sites: Sequence[str], read: Callable[[Result, str], float | None]) -> Curve:
     """Estimate one number per site over seeds."""
-    return [estimate([read(run, site) for run in runs]) for site in sites]
+    return _curve([[read(run, site) for site in sites] for run in runs])
 
 
 def _values(run: Result, read: Callable[[Point], float | None]) -> Values:

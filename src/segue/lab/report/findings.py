@@ -9,6 +9,7 @@ from segue.lab.report.curves import finite
 from segue.reporting.formatting import ScoreFormat, counted, duration, flops, listed, p_value, shortened, significant
 
 if TYPE_CHECKING:
+    from segue.lab.report.curves import Curve
     from segue.lab.report.summary import Comparison, Group, Measure, Method, Summary
     from segue.reporting.records import Result
     from segue.reporting.statistics import Estimate
@@ -225,7 +226,7 @@ def _speed(group: Group) -> list[str]:
 
 
 def _mechanisms(group: Group) -> list[str]:
-    kinds: list[tuple[str, Callable[[Method], list[Estimate | None]]]] = [
+    kinds: list[tuple[str, Callable[[Method], Curve]]] = [
         ("the students' mean gradient norm", lambda method: method.early_gradient),
         ("the drift of the residual stream of the blend", lambda method: method.early_drift),
     ]
@@ -234,7 +235,7 @@ def _mechanisms(group: Group) -> list[str]:
         known = [
             (shortened(method.label), sum(values) / len(values))
             for method in group.methods
-            if (values := [one.mean for one in read(method) if one is not None])
+            if (values := [mean for mean in read(method).mean if mean is not None])
         ]
         if len(known) > 1:
             low, high = min(known, key=lambda pair: pair[1]), max(known, key=lambda pair: pair[1])

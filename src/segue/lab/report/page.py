@@ -15,7 +15,6 @@ from segue.reporting import html
 from segue.reporting.formatting import counted, duration, flops, listed, memory, significant
 from segue.reporting.palette import line_styles, require_matplotlib
 from segue.reporting.records import Result, read_all, write_file
-from segue.reporting.statistics import Estimate
 
 SCRIPTS = ("chart.js", "page.js")
 
@@ -101,7 +100,11 @@ def _group(group: Group, summary: Summary) -> dict[str, Any]:
         "findings": group.findings,
         "columns": [column.heading for column in shown],
         "rows": [
-            {"method": method.method, "cells": [_cell(column.cell(method)) for column in shown], **_standing(method)}
+            {
+                "method": method.method,
+                "cells": [_cell(column.cell(method)) for column in shown],
+                "mark": tables.MARKS[method.standing["final"]],
+            }
             for method in group.methods
         ],
         "comparisons": [
@@ -119,10 +122,10 @@ def _group(group: Group, summary: Summary) -> dict[str, Any]:
         "anneal_end": _rounded(group.anneal_end),
         "lines": {method.method: _line(method) for method in group.methods},
         "depth": {
-            name: {method.method: _profile(getattr(method, name)) for method in group.methods}
+            name: {method.method: _curve(getattr(method, name)) for method in group.methods}
             for name in ("early_gradient", "early_drift", "last_drift")
         }
-        | {name: {method.method: _profile(method.table_one.by_depth[name]) for method in group.methods} for name in BY_DEPTH},
+        | {name: {method.method: _curve(method.table_one.by_depth[name]) for method in group.methods} for name in BY_DEPTH},
         "wins": {method.method: _win(method, group, summary) for method in group.methods},
     }
 
@@ -146,10 +149,6 @@ def _table_one(group: Group) -> dict[str, Any] | None:
     }
 
 
-def _standing(method: Method) -> dict[str, str]:
-    return {"mark": tables.MARKS[method.standing["final"]]}
-
-
 def _win(method: Method, group: Group, summary: Summary) -> dict[str, Any]:
     means = [one.final.mean for one in group.methods if one.final]
     spread = max(means) - min(means) if means else 0.0
@@ -163,12 +162,7 @@ def _win(method: Method, group: Group, summary: Summary) -> dict[str, Any]:
 def _line(method: Method) -> dict[str, Any]:
     line = method.line
     return {
-        "x": {
-            "epoch": [_rounded(value) for value in line.epoch],
-            "seconds": [_rounded(value) for value in line.seconds],
-            "flops": [_rounded(value) for value in line.flops],
-            "progress": [_rounded(value) for value in line.progress],
-        },
+        "x": {axis: [_rounded(x) for x in getattr(line, axis)] for axis in ("epoch", "seconds", "flops", "progress")},
         "overall": {quantity: _curve(line.overall[quantity]) for quantity in OVERALL},
         "sites": {quantity: [_curve(curve) for curve in line.by_site[quantity].values()] for quantity in BY_SITE},
     }
@@ -178,12 +172,6 @@ def _curve(curve: Curve) -> list[list[float | None]] | None:
     if not curve.known:
         return None
     return [[_rounded(value) for value in curve.mean], [_rounded(value) for value in curve.half]]
-
-
-def _profile(found: list[Estimate | None]) -> list[list[float | None]] | None:
-    if all(one is None for one in found):
-        return None
-    return [[_rounded(one.mean) if one else None for one in found], [_rounded(one.half) if one else None for one in found]]
 
 
 def _cell(cell: tables.Cell) -> list[Any]:

@@ -10,7 +10,6 @@ from segue.lab.report.curves import Curve, Line
 from segue.lab.report.summary import Group, Method, Summary
 from segue.reporting.formatting import shortened
 from segue.reporting.palette import LineStyle
-from segue.reporting.statistics import Estimate
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class GroupPanels:
     style_of: dict[str, LineStyle]
 
     def drawn(
-        self, x: Callable[[Line], list[float]], y: Callable[[Line], Curve], times: float = 1.0, *, faint: bool = False
+        self, x: Callable[[Line], Sequence[float]], y: Callable[[Method], Curve], times: float = 1.0, *, faint: bool = False
     ) -> list[Drawn]:
         """Return one curve of every method that has it."""
         return [
@@ -62,7 +61,7 @@ class GroupPanels:
                 faint,
             )
             for method in self.group.methods
-            if (curve := y(method.line)).known
+            if (curve := y(method)).known
         ]
 
     def at_sites(self, quantity: str, y_label: str, *, log: bool = False) -> list[Panel]:
@@ -72,32 +71,22 @@ class GroupPanels:
                 shortened(self.group.sites[index], 42),
                 "epoch",
                 y_label,
-                self.drawn(lambda line: line.epoch, lambda line, s=self.group.sites[index]: line.by_site[quantity][s]),  # type: ignore[misc]
+                self.drawn(lambda line: line.epoch, lambda method, s=self.group.sites[index]: method.line.by_site[quantity][s]),  # type: ignore[misc]
                 log=log,
             )
             for index in self.group.shown_sites
         ]
 
-    def by_depth(self, title: str, y_label: str, read: Callable[[Method], list[Estimate | None]]) -> Panel:
+    def by_depth(self, title: str, y_label: str, read: Callable[[Method], Curve]) -> Panel:
         """Show one number per site."""
-        lines = [
-            Drawn(
-                method.label,
-                self.style_of[method.method],
-                list(range(len(found))),
-                [None if one is None else one.mean for one in found],
-                [None if one is None else one.half for one in found],
-            )
-            for method, found in ((method, read(method)) for method in self.group.methods)
-            if any(one is not None for one in found)
-        ]
-        ticks = [str(i) for i in range(len(self.group.sites))]
-        return Panel(title, "site, in the order of depth", y_label, lines, log=True, ticks=ticks)
+        places = range(len(self.group.sites))
+        lines = self.drawn(lambda _: places, read)
+        return Panel(title, "site, in the order of depth", y_label, lines, log=True, ticks=[str(i) for i in places])
 
     def by_progress(self, y_label: str, quantity: str, *, title: str = "", faint: bool = False, until: float = 1.0) -> Panel:
         """Show one quantity of the model over the training, or over its beginning."""
-        lines = self.drawn(lambda line: line.progress, lambda line: line.overall[quantity], faint=faint)
-        return Panel(title, "fraction of the training", y_label, [_cut(line, until) for line in lines])
+        lines = self.drawn(lambda line: line.progress, lambda method: method.line.overall[quantity], faint=faint)
+        return Panel(title, "training progress", y_label, [_cut(line, until) for line in lines])
 
 
 def group_figures(group: Group, summary: Summary, style_of: dict[str, LineStyle]) -> dict[str, list[Panel]]:
@@ -131,7 +120,7 @@ def _accuracy(make: GroupPanels, summary: Summary) -> list[Panel]:
             "students alone",
             label,
             f"{group.score}{percent}",
-            make.drawn(x, lambda line: line.overall["students"], times),
+            make.drawn(x, lambda method: method.line.overall["students"], times),
             None if group.teacher_eval is None else times * group.teacher_eval,
             bottom=0.0 if summary.score_format.percent else None,
         )

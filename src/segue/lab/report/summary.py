@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Literal
 
 from segue.lab.report import findings, table_one
-from segue.lab.report.curves import Line, early_mean, finite, gather, last, mean, overall_values, profile
+from segue.lab.report.curves import Curve, Line, early_mean, finite, gather, last, mean, overall_values, profile
 from segue.lab.report.table_one import TableOne
 from segue.reporting.formatting import ScoreFormat, counted, listed
 from segue.reporting.palette import in_order
@@ -54,9 +54,9 @@ class Method:
     peak_memory: Estimate | None
     standing: dict[Measure, Standing]
     line: Line
-    early_gradient: list[Estimate | None]  # by site, mean over the first fifth of the training
-    early_drift: list[Estimate | None]  # of the blend, likewise
-    last_drift: list[Estimate | None]  # of the students alone, at the last evaluation
+    early_gradient: Curve  # by site, mean over the first fifth of the training
+    early_drift: Curve  # of the blend, likewise
+    last_drift: Curve  # of the students alone, at the last evaluation
     table_one: TableOne
     runs: list[Result] = field(repr=False)
     by_seed: dict[Measure, dict[int, float | None]] = field(repr=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from segue.diagnostics.costs import BLEND, Cost
-from segue.lab.report.curves import finite, handover_points, mean, over_sites, profile
+from segue.lab.report.curves import Curve, finite, handover_points, mean, over_sites, profile
 from segue.reporting.formatting import NOTHING, ScoreFormat, counted, seeds_behind, shortened, significant
 from segue.reporting.records import Point, Result
 from segue.reporting.statistics import Estimate, estimate
@@ -64,7 +64,7 @@ class TableOne:
     to_prediction: Estimate | None  # the gates' variance over the paper's formula for it, likewise
     counted: dict[str, Estimate | None]  # by the names of COUNTED
     matching: str | None  # which features the plan matches
-    by_depth: dict[str, list[Estimate | None]]  # by the names of BY_DEPTH, then by site
+    by_depth: dict[str, Curve]  # by the names of BY_DEPTH, over the sites
 
     @property
     def varies(self) -> bool:

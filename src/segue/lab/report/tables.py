@@ -54,7 +54,7 @@ def columns(group: Group, score_format: ScoreFormat) -> list[Column]:
     for index, held in enumerate(group.methods[0].held):
         percent = f"{100 * held.fraction:.0f} %"
         found += [
-            Column(f"epochs_{index}", f"Epochs to {percent}", _until(index, lambda held: held.epochs, _epochs)),
+            Column(f"epochs_{index}", f"Epochs to {percent}", _until(index, lambda held: held.epochs, significant)),
             Column(f"seconds_{index}", f"Time to {percent}", _until(index, lambda held: held.seconds, duration)),
             Column(f"flops_{index}", f"Work to {percent}", _until(index, lambda held: held.flops, flops)),
         ]
@@ -227,9 +227,7 @@ def _break_even(row: TableOne) -> Cell:
     return Cell("none") if never else _with_interval(found, significant)
 
 
-def _until(
-    index: int, read: Callable[[Held], Estimate | None], write: Callable[[float | None], str]
-) -> Callable[[Method], Cell]:
+def _until(index: int, read: Callable[[Held], Estimate | None], write: Callable[[float], str]) -> Callable[[Method], Cell]:
     def cell(method: Method) -> Cell:
         held = method.held[index]
         found = read(held)
@@ -240,10 +238,6 @@ def _until(
         return Cell(write(found.mean), found.mean)
 
     return cell
-
-
-def _epochs(value: float | None) -> str:
-    return NOTHING if value is None else significant(value)
 
 
 def _wins(summary: Summary) -> list[str]:
