@@ -178,7 +178,7 @@ def test_segue_run_launched_by_torchrun_has_the_numbers_of_one_process(tmp_path)
     """The teacher trains under DDP, the replacement under FSDP2, in uneven parts; `lab` above has both engines for both."""
     launch = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m", "segue"]
     options = [f"--option={option}" for option in ("steps=5", "teacher_steps=5", "depth=2")]
-    settings = [f"--set={setting}" for setting in ("batch=15", "looks=[1,5]", "recipe.shard=true", "recipe.eps=1e-3")]
+    settings = [f"--set={setting}" for setting in ("batch=15", "evaluations=[1,5]", "recipe.shard=true", "recipe.eps=1e-3")]
     command = [
         "run",
         "--method=theseus",
