@@ -126,7 +126,7 @@ def test_models_that_choose_are_compared_by_their_choices(others, kind):
     assert {row["context"] for row in found["speed"]} == ({1, 2, 4, 8} if kind == "vit" else {4, 8})
     assert ("hidden token correct" if kind == "masked" else "accuracy") in printed
     assert {"same_choice.png", "tokens_per_second.png", "index.html"} <= {path.name for path in (out / "eval").iterdir()}
-    assert segue.from_pretrained(out) is not None  # the page lies in the folder, and the folder still loads
+    assert segue.from_pretrained(out) is not None  # the page is in the folder, and the folder still loads
 
 
 def test_encoders_are_compared_by_their_embeddings(others):

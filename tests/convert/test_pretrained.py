@@ -322,7 +322,7 @@ def test_a_base_that_is_not_complete_is_refused(spoil, found, base, texts, tmp_p
 
 @pytest.mark.parametrize("quantised", [False, True])
 def test_gguf(quantised, texts, tmp_path):
-    """With the tokenizer inside the file, or beside it."""
+    """With the tokenizer inside the file, or next to it."""
     original = model("llama")
     path = gguf_files.write(tmp_path / "small.gguf", original, None if quantised else tokenizer(), quantised=quantised)
     if quantised:

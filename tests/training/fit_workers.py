@@ -227,7 +227,7 @@ def own_batches(engine: str, folder: Path) -> dict[str, Any]:
 
 
 def lab(engine: str, folder: Path) -> dict[str, Any]:
-    """Carry out a whole run: a teacher in two stages, the replacement, the result, the model."""
+    """Carry out a complete run: a teacher in two stages, the replacement, the result, the model."""
     shard = engine == "fsdp2"
     stages = tuple(replace(stage, recipe=replace(stage.recipe, shard=shard, **CALM)) for stage in tiny_runs.TEACHER.stages)
     teacher = replace(tiny_runs.TEACHER, stages=stages, batch=15)
