@@ -8,8 +8,7 @@ import sys
 import pytest
 
 import segue.cli
-from segue.cli import commands
-from segue.cli import main as cli
+from segue.cli import commands, main
 from tests.helpers.processes import run_python
 
 WITHOUT_TORCH = """
@@ -41,7 +40,7 @@ def leave(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
     """Call the installed program's function and return what it leaves with."""
     monkeypatch.setattr(sys, "argv", ["segue", *arguments])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        main()
     return caught.value.code
 
 

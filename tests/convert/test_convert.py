@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
 import segue
-from segue.cli import main as cli
+from segue.cli import main
 from segue.convert.convert import Conversion
 from segue.convert.convert import convert as in_python
 from segue.convert.tasks import NextToken
@@ -188,7 +188,7 @@ def test_the_command_says_it_in_three_lines_and_leaves_by_1(base, texts, tmp_pat
     arguments = options("llama", texts, tmp_path / "out", method="dcr_dgf")
     monkeypatch.setattr(sys, "argv", ["segue", "convert", str(base("llama")), *arguments])
     with pytest.raises(SystemExit) as left:
-        cli.main()
+        main()
     assert left.value.code == 1
     said = capsys.readouterr()
     assert len(said.err.strip().splitlines()) == 3

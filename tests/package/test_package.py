@@ -93,5 +93,5 @@ def test_no_path_or_host_of_one_machine_is_in_the_repository():
 
 
 def test_dir_lists_the_public_names_and_nothing_else():
-    code = "import segue, segue.cli.main, segue.core.seam; assert dir(segue) == sorted(segue.__all__), dir(segue)"
+    code = "import segue, segue.cli, segue.core.seam; assert dir(segue) == sorted(segue.__all__), dir(segue)"
     run_python("-c", code)
