@@ -117,11 +117,11 @@ def noise(result: dict[str, Any]) -> str | None:
     if not all(name in times for name in ALONE):
         return None
     again = Ratio.of(times[AGAIN], times[BY_HAND]).fine
-    told = f"Compiled: the same hand-built model, built twice, differs by {again}."
+    text = f"Compiled: the same hand-built model, built twice, differs by {again}."
     if compiling[FINALIZED] > compiling[BY_HAND] / 5:
-        return told
+        return text
     return (
-        f"{told} A finalized model is a plain one and ran the graph of the hand-built: its first step took "
+        f"{text} A finalized model is a plain one and ran the graph of the hand-built: its first step took "
         f"{compiling[FINALIZED]} s, the other's {compiling[BY_HAND]} s."
     )
 
@@ -151,6 +151,6 @@ def section(result: dict[str, Any]) -> list[str]:
     lines += ["", f"On this machine compiling {gain}: an eager student-only step takes {eager.fine} of a compiled one."]
     if alone := {name: values for name, values in result.get("alone_milliseconds", {}).items() if name != BY_HAND}:
         by_hand = result["alone_milliseconds"][BY_HAND]
-        told = ", ".join(f"{name} {Ratio.of(values, by_hand).fine}" for name, values in alone.items())
-        lines.append(f"Students alone took turns once more, by themselves, {len(by_hand)} rounds: {told}.")
+        text = ", ".join(f"{name} {Ratio.of(values, by_hand).fine}" for name, values in alone.items())
+        lines.append(f"Students alone took turns once more, by themselves, {len(by_hand)} rounds: {text}.")
     return lines

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,16 @@ def scored(values: list[float | None], *, teacher: float | None = 0.8, final: fl
         }
     )
     return Result(run_info=made.run_info, train_info=train, meta_info=made.meta_info)
+
+
+def changed(result: Result, **train: Any) -> Result:
+    """Give a run other values of its train_info."""
+    return replace(result, train_info=replace(result.train_info, **train))
+
+
+def with_points(result: Result, change: Callable[[int, Point], Point]) -> Result:
+    """Change every point of a run."""
+    return changed(result, points=[change(index, point) for index, point in enumerate(result.train_info.points)])
 
 
 def _aggr20(progress: float) -> float:

@@ -9,20 +9,11 @@ from dataclasses import replace
 import pytest
 
 from segue.lab.report import findings, tables
-from segue.lab.report.curves import early_mean, gather
 from segue.lab.report.summary import area, held_from, summarize
 from segue.reporting.formatting import NOTHING
-from segue.reporting.records import Point, Result
+from segue.reporting.records import Point
 from segue.reporting.statistics import holm
-from tests.lab.report.saved_runs import LABELS, grid, run, scored
-
-
-def changed(result: Result, **train: object) -> Result:
-    return replace(result, train_info=replace(result.train_info, **train))
-
-
-def with_points(result: Result, change) -> Result:
-    return changed(result, points=[change(index, point) for index, point in enumerate(result.train_info.points)])
+from tests.lab.report.saved_runs import LABELS, changed, grid, run, scored, with_points
 
 
 @pytest.fixture(scope="module")
@@ -186,44 +177,6 @@ def test_first_middle_and_last_site(sites: int, shown: list[int]):
     assert summarize([run(sites=sites, evaluations=3)]).groups[0].shown_sites == shown
 
 
-def test_curves_average_the_seeds_step_by_step():
-    line = gather([scored([0.1, 0.4], seed=0), scored([0.3, 0.8], seed=1)], ["blocks.0.attn"])
-    curve = line.overall["students"]
-    assert curve.mean == pytest.approx([0.2, 0.6])
-    assert curve.half == pytest.approx([12.7062 * 0.1, 12.7062 * 0.2], rel=1e-4)
-    assert not line.interpolated
-
-
-def test_evaluations_at_different_steps_are_interpolated_and_noted():
-    coarse = scored([0.0, 0.8], seed=0)  # evaluated at steps 0 and 20
-    fine = with_points(scored([0.0, 0.2, 0.8], seed=1), lambda i, p: replace(p, step=i * 10))
-    found = summarize([coarse, fine])
-    line = found.groups[0].methods[0].line
-    assert line.step == [0, 10, 20]
-    assert line.overall["students"].mean == pytest.approx([0.0, (0.4 + 0.2) / 2, 0.8])
-    assert any("and their curves interpolated: DCR" in note for note in found.groups[0].notes)
-
-
-def test_a_shorter_seed_is_not_drawn_beyond_its_end():
-    found = summarize([scored([0.0, 0.2], seed=0), scored([0.0, 0.4, 0.8], seed=1)])
-    curve = found.groups[0].methods[0].line.overall["students"]
-    assert curve.mean == pytest.approx([0.0, 0.3, 0.8])
-    assert curve.half[2] is None
-    assert any(note.startswith("The numbers of steps differ: 20 and 40.") for note in found.groups[0].notes)
-
-
-def test_what_an_evaluation_did_not_measure_stays_empty():
-    result = with_points(scored([0.1, 0.2, 0.3]), lambda i, p: replace(p, cosine={} if i == 1 else p.cosine))
-    assert gather([result], ["blocks.0.attn"]).by_site["cosine"]["blocks.0.attn"].mean[1] is None
-
-
-def test_the_first_fifth_excludes_the_start_and_the_rest():
-    result = changed(
-        with_points(scored([0.1] * 11), lambda i, p: replace(p, gradient_norm={"blocks.0.attn": float(i)})), total_steps=200
-    )
-    assert early_mean(result, "gradient_norm", "blocks.0.attn") == 1.5  # evaluations 1 and 2 of 10
-
-
 def test_methods_come_in_the_order_of_the_paper(whole):
     assert [name for name, _ in whole.methods] == list(LABELS)
     mixed = summarize(grid(methods=["zeta", "dcr_dfg", "alpha", "student_only"], seeds=1, groups=["100 %"]))
@@ -255,33 +208,3 @@ def test_duplicates_are_ignored_and_named():
     assert found.groups[0].methods[0].seeds == [0, 1]
     assert found.runs == 2
     assert found.notes == ["1 run ignored, with the method, group and seed of another: dcr-100%-seed0."]
-
-
-def test_csv_holds_plain_numbers_that_read_back(whole):
-    rows = list(csv.DictReader(io.StringIO(tables.csv(whole))))
-    assert len(rows) == 3 * len(LABELS)
-    method = whole.groups[1].methods[2]
-    row = next(row for row in rows if (row["group"], row["method"]) == ("20 %", "theseus"))
-    assert float(row["final_mean"]) == method.final.mean
-    assert float(row["peak_memory_mean"]) == method.peak_memory.mean
-    assert row["epochs_to_99_mean"] == ""
-    baseline = next(row for row in rows if row["method"] == "gumbel_dfg")
-    assert baseline["final_p"] == ""
-
-
-def test_markdown_keeps_its_columns_whatever_labels_hold():
-    label = "a | b <img src=x> `c`\nd \\"
-    text = tables.markdown(summarize([run(label=label, seed=seed, evaluations=3) for seed in range(2)]))
-    table = [line for line in text.splitlines() if line.startswith("|")]
-    assert len({line.replace("\\\\", "").replace("\\|", "").count("|") for line in table}) == 1
-    assert "<img" not in text
-    assert "a \\| b &lt;img src=x> \\`c\\` d \\\\" in text
-
-
-def test_scores_that_are_no_fractions_are_plain_numbers():
-    result = changed(
-        run(evaluations=3), score="bits", final={"bits": -1.25}, teacher={"bits": -1.0}, teacher_eval={"bits": -1.0}
-    )
-    text = tables.markdown(summarize([result]))
-    assert "-1.25" in text
-    assert "-125" not in text

@@ -60,7 +60,7 @@ def shown(page: Any) -> list[str]:
 def test_the_section_shows_claims_numbers_and_figures(visit):
     page = visit("whole")
     assert shown(page) == list(CARDS)
-    row = page.locator("table.beside tbody tr", has_text="KL distillation")
+    row = page.locator("table.claims tbody tr", has_text="KL distillation")
     assert row.locator("td").all_inner_texts() == [
         "0 (exactly)\nThe paper says “Low”: holds",
         "1.333 x student-only, 100.0\u00a0% of what a full teacher adds\n"
@@ -115,7 +115,7 @@ def test_nothing_measured_shows_nothing_and_costs_alone_show_costs(visit):
     assert shown(visit("bare")) == []
     page = visit("costs")
     assert shown(page) == ["costs-card"]
-    assert page.locator("table.beside thead th").all_text_contents() == ["Method", "Extra compute of the run"]
+    assert page.locator("table.claims thead th").all_text_contents() == ["Method", "Extra compute of the run"]
 
 
 def test_a_group_without_measurements_hides_the_section_again(visit):
@@ -131,11 +131,11 @@ def test_a_group_without_measurements_hides_the_section_again(visit):
 def test_a_phone_shows_rows_as_blocks_within_its_width(visit):
     page = visit("whole", width=380, scheme="dark")
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
-    box = page.locator("table.beside").bounding_box()
+    box = page.locator("table.claims").bounding_box()
     assert box["x"] + box["width"] <= 380
-    heading = page.locator("table.beside td").first.evaluate("(cell) => getComputedStyle(cell, '::before').content")
+    heading = page.locator("table.claims td").first.evaluate("(cell) => getComputedStyle(cell, '::before').content")
     assert heading == '"Gradient variance caused by the gates"'
-    assert page.locator("table.beside").get_by_role("rowheader").count() == 7
+    assert page.locator("table.claims").get_by_role("rowheader").count() == 7
 
 
 def test_nothing_of_a_run_becomes_markup(visit):

@@ -206,9 +206,9 @@
         element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...["Method", ...headings].map((text) => element("th", { scope: "col", role: "columnheader" }, text)))),
         element("tbody", { role: "rowgroup" }, ...rows.map((row) => element("tr", { role: "row" }, element("th", { scope: "row", role: "rowheader" }, line(methodOf[row.method])),
           ...row.cells.map((one, i) => element("td", { role: "cell", "data-heading": headings[i] }, ...cell(one))))))));
-    const beside = ([text, claim, verdict]) => [element("span", {}, unbroken(text)),
+    const claimCell = ([text, claim, verdict]) => [element("span", {}, unbroken(text)),
       claim ? element("small", {}, `The paper says “${claim}”: `, element("span", { class: verdict === "holds" ? "verdict" : "verdict not-so" }, verdict)) : null];
-    at("costs").replaceChildren(table("Table 1, measured", "costs beside", found.aspects, found.claims, beside),
+    at("costs").replaceChildren(table("Table 1, measured", "costs claims", found.aspects, found.claims, claimCell),
       ...(found.columns.length ? [table("Costs in numbers", "costs", found.columns, found.numbers, (text) => [unbroken(text)])] : []));
   }
 
