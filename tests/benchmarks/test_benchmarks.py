@@ -332,6 +332,7 @@ def test_torchdistill_computes_our_loss_and_our_gradients():
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.processes
 def test_the_whole_command_runs_also_without_torchdistill(tmp_path):
     without = "import sys; sys.modules['torchdistill'] = None; from benchmarks.performance import main; main()"
     out = ["--results", tmp_path / "p.json", "--page", tmp_path / "performance.md"]

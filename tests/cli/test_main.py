@@ -61,6 +61,7 @@ def test_without_typer_there_is_one_sentence(monkeypatch):
     assert said == "The segue command needs typer, which is not installed: pip install 'segue[lab]'"
 
 
+@pytest.mark.processes
 def test_version_help_and_completion_answer_without_torch():
     answers = json.loads(run_python("-c", WITHOUT_TORCH).stdout)
     names = {command.name or command.callback.__name__ for command in commands.app.registered_commands}

@@ -274,6 +274,7 @@ def ranks(base, texts, tmp_path_factory):
     return place, Ranks({engine: partial(convert_as_rank, engine, *arguments) for engine in ("ddp", "fsdp2")}, place)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_two_processes_convert_as_one_does(engine, ranks, converted):
     place, results = ranks

@@ -38,6 +38,7 @@ def rewrite(folder, change):
     (folder / "segue.json").write_text(json.dumps(found))
 
 
+@pytest.mark.processes
 def test_a_fresh_process_with_only_torch_transformers_and_segue_gives_the_same_model(converted, base):
     """Bit for bit the model that was trained, and the same tokens with and without a cache."""
     found = run_python(Path(__file__).with_name("fresh.py"), converted, env={"HF_HUB_OFFLINE": "1"})

@@ -204,6 +204,7 @@ def test_a_soft_coin_runs_both_sides(original: nn.Module):
     assert (of("teacher", calls), of("student", calls)) == (2 * DEPTH, 2 * DEPTH)
 
 
+@pytest.mark.processes
 def test_importing_segue_needs_torch_alone():
     code = """
 import json, sys, torch

@@ -15,6 +15,7 @@ assert torch.ops.torchvision.nms
 """
 
 
+@pytest.mark.processes
 def test_torchvision_imports_after_segue_in_a_fresh_process():
     pytest.importorskip("torchvision")
     run_python("-c", IMPORT)

@@ -30,6 +30,7 @@ from tests.data.source_files import (
 from tests.helpers.processes import run_python
 
 
+@pytest.mark.processes
 def test_torch_alone_is_needed(tmp_path: Path):
     (tmp_path / "data.tsv").write_text("sentence\tlabel\nbad\t0\ngood\t1\n")
     program = f"""

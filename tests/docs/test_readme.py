@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.processes import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +35,7 @@ def test_it_says_things_in_the_order_that_a_newcomer_asks():
     assert README.index("make demo") < README.index("make test") < README.index("pip install")
 
 
+@pytest.mark.processes
 def test_its_first_code_runs_as_pasted_in_a_fresh_interpreter(tmp_path):
     """No conftest helps here: `import timm` works because the block imports Segue first."""
     done = run_python("-c", BLOCKS[0], cwd=tmp_path)

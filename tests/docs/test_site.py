@@ -62,6 +62,7 @@ def site(tmp_path_factory, worker_id) -> Site:
     return Site(said.read_text(encoding="utf-8"), pages, files)
 
 
+@pytest.mark.processes
 def test_it_builds_without_a_warning(site):
     """Strict mode covers the navigation too: an entry without a page, and a page without an entry, are warnings."""
     assert site.said.endswith("exit code 0\n"), site.said
@@ -69,6 +70,7 @@ def test_it_builds_without_a_warning(site):
     assert "index.html" in site.files
 
 
+@pytest.mark.processes
 def test_every_link_leads_to_a_page_and_a_place_of_the_site(site):
     for name, page in site.pages.items():
         if name == "404.html":  # stands wherever it was asked for
@@ -83,11 +85,13 @@ def test_every_link_leads_to_a_page_and_a_place_of_the_site(site):
             assert not place or place in site.pages[goal].ids, f"{name}: {link}"
 
 
+@pytest.mark.processes
 def test_nothing_is_fetched_from_elsewhere(site):
     for name, page in site.pages.items():
         assert not [link for link in page.loads if re.match(r"(\w+:)?//", link)], name
 
 
+@pytest.mark.processes
 def test_docstrings_are_shown_as_they_are_meant(site):
     for name, page in site.pages.items():
         if name.startswith("api/"):
@@ -95,6 +99,7 @@ def test_docstrings_are_shown_as_they_are_meant(site):
             assert not page.kinds & {"class", "name", "site", "step"}, name  # <words> that were read as HTML
 
 
+@pytest.mark.processes
 def test_the_reference_knows_every_public_name(site):
     known = {place for name, page in site.pages.items() if name.startswith("api/") for place in page.ids}
     shown = [thing for place in known if (thing := named(place)) is not None]

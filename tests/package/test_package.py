@@ -20,12 +20,14 @@ def wheel(tmp_path_factory) -> Path:
     return next(out.glob("*.whl"))
 
 
+@pytest.mark.processes
 def test_the_wheel_and_the_sdist_pass_twine(wheel):
     files = [str(path) for path in wheel.parent.iterdir()]
     assert len(files) == 2
     run_python("-m", "twine", "check", "--strict", *files)
 
 
+@pytest.mark.processes
 def test_the_core_needs_torch_and_safetensors_only(wheel):
     with zipfile.ZipFile(wheel) as archive:
         metadata = email.message_from_string(
@@ -71,6 +73,7 @@ else:
 """
 
 
+@pytest.mark.processes
 def test_the_core_works_with_torch_alone(tmp_path):
     run_python("-W", "error", "-c", CORE_ALONE, tmp_path)
 
@@ -92,6 +95,7 @@ def test_no_path_or_host_of_one_machine_is_in_the_repository():
             assert not any(place in text for place in places), name
 
 
+@pytest.mark.processes
 def test_dir_lists_the_public_names_and_nothing_else():
     code = "import segue, segue.cli, segue.core.seam; assert dir(segue) == sorted(segue.__all__), dir(segue)"
     run_python("-c", code)

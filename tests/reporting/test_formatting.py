@@ -56,6 +56,7 @@ def test_seeds_without_a_value_are_counted():
     assert seeds_behind(Estimate(1.0, 0.0, 2, 2)) == seeds_behind(None) == ""
 
 
+@pytest.mark.processes
 def test_formatting_and_records_need_no_extra():
     code = "import sys; sys.modules.update(matplotlib=None, numpy=None, scipy=None); "
     code += "import segue.reporting.formatting, segue.reporting.palette, segue.reporting.records"

@@ -44,6 +44,7 @@ def rebuilt(tmp_path_factory) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     return dict(zip(PLANS, zip(outputs, there, strict=True), strict=True))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", PLANS)
 def test_it_returns_the_same_in_a_fresh_process(name, rebuilt):
     here, there = rebuilt[name]
