@@ -176,7 +176,7 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     assert 2 <= stopped_at < 20
     assert not (out / first / "result.json").exists()
 
-    grid = start(place, out, pause=0.25)
+    grid = start(place, out, pause=0.75)  # long enough that the first run has not ended when the second has begun
     nothing_left_behind.append(psutil.Process(grid.pid))
     before = evaluations(out, first)
     wait_until(lambda: evaluations(out, first) > before and evaluations(out, second) >= 2, grid)
