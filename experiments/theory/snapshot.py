@@ -38,7 +38,7 @@ def main() -> None:
         print(f"| {p} | {found.mean:.3f} | {found.variance:.3f} | {p * (1 - p):.3f} |")
 
     print("\n## Variance of the students' gradients, all sites\n")
-    print("| gate | gates that move | by the gates | standard error | the paper's formula | over data | whole |")
+    print("| gate | gates that vary | by the gates | standard error | the paper's formula | over data | total |")
     print("|---|---|---|---|---|---|---|")
     for name, gate in GATES.items():
         found = gate_gradient_variance(handover, batches, loss_fn, gate=gate)
