@@ -53,7 +53,7 @@ def main(steps: int) -> None:
     plan = segue.methods.theseus(
         sites=segue.Span("bert.encoder.layer", every=2),  # each pair of layers is one site
         student=segue.students.OneLayer(),  # the first of the two, with its weights; Reinit() begins with fresh ones
-        schedule=segue.schedules.Linear(start=0.5, until=0.5),  # the chance of the old pair; then the new layers train on alone
+        schedule=segue.schedules.Linear(start=0.5, until=0.5),  # the old pair's probability; then the new layers train alone
         train="all",
     )
     handover = segue.replace_(model.train(), plan, total_steps=steps)

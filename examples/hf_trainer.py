@@ -1,7 +1,7 @@
 """Give a trained ViT of Hugging Face new attention inside its own Trainer: one callback.
 
 Run: python examples/hf_trainer.py --steps 300
-Stopped in the middle? The same again with --resume goes on from Trainer's last checkpoint, bit for bit.
+Stopped in the middle? The same command with --resume continues from Trainer's last checkpoint, bit for bit.
 """
 
 import argparse

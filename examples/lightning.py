@@ -1,7 +1,7 @@
 """Give a trained ViT new attention inside Lightning's Trainer: one callback.
 
 Run: python examples/lightning.py --steps 300
-Stopped in the middle? The same again with --resume goes on from Lightning's last checkpoint, bit for bit.
+Stopped in the middle? The same command with --resume continues from Lightning's last checkpoint, bit for bit.
 """
 
 import argparse
@@ -9,10 +9,10 @@ import math
 import sys
 from pathlib import Path
 
-sys.path.append(sys.path.pop(0))  # this file has the package's name: look here last
+sys.path.append(sys.path.pop(0))  # this file has the package's name: search this folder last
 
 import segue
-from segue.integrations.lightning import HandoverCallback  # first: it lets torchvision import beside a CPU-only torch
+from segue.integrations.lightning import HandoverCallback  # first: it lets torchvision import where torch has no CUDA
 
 # isort: split
 import lightning

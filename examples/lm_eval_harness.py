@@ -1,4 +1,4 @@
-"""Judge a converted model by EleutherAI's lm-evaluation-harness: the model object goes into its HFLM as it is.
+"""Evaluate a converted model with EleutherAI's lm-evaluation-harness: its HFLM takes the model object.
 
 Run: python examples/lm_eval_harness.py --steps 150     # makes and converts a tiny Llama first; no network
      python examples/lm_eval_harness.py --folder DIR    # a model that `segue convert` wrote
@@ -37,9 +37,9 @@ def accuracy(model, tokenizer, **settings) -> float:
 
 
 def train(model, tokenizer, parameters, steps: int, handover=None) -> None:
-    optimizer, chance = torch.optim.AdamW(parameters, lr=3e-3), random.Random(0)
+    optimizer, generator = torch.optim.AdamW(parameters, lr=3e-3), random.Random(0)
     for _ in range(steps):
-        starts = [(chance.choice((NUMBERS, NUMBERS[::-1])), chance.randrange(6)) for _ in range(16)]
+        starts = [(generator.choice((NUMBERS, NUMBERS[::-1])), generator.randrange(6)) for _ in range(16)]
         texts = [" ".join(order[begin : begin + 5]).ljust(25) for order, begin in starts]
         ids = tokenizer(texts, add_special_tokens=False, return_tensors="pt").input_ids
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss

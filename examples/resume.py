@@ -1,4 +1,4 @@
-"""Stop a handover in the middle, resume it from its checkpoint, and arrive at the same bits.
+"""Stop a handover in the middle, resume it from its checkpoint, and get the same result, bit for bit.
 
 Run: python examples/resume.py --steps 40
 """
@@ -14,7 +14,7 @@ import segue
 
 
 def train(model, handover, optimizer, data, steps: int) -> list[float]:
-    """Go on from wherever the handover stands; the data is a function of the step too, so it needs no state."""
+    """Train from the handover's current step; the data depends on the step alone, so it needs no state."""
     losses = []
     for images, labels in list(batches(*data, handover.total_steps, seed=2))[handover.steps_done :][:steps]:
         loss = F.cross_entropy(model(images), labels) + handover.aux_loss()
@@ -34,7 +34,7 @@ def main(steps: int) -> None:
     model = pretrained(training).train()
     handover = segue.replace_(model, plan, total_steps=steps)
     optimizer = torch.optim.AdamW(handover.parameters(), lr=1e-3)
-    whole = train(model, handover, optimizer, training, steps)
+    uninterrupted = train(model, handover, optimizer, training, steps)
 
     with tempfile.TemporaryDirectory() as folder:
         stopped = pretrained(training).train()
@@ -51,9 +51,9 @@ def main(steps: int) -> None:
         print(f"resumed at {handover}")
         second = train(resumed, handover, optimizer, training, steps - stop)
 
-    assert first + second == whole
+    assert first + second == uninterrupted
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), resumed.state_dict().values(), strict=True))
-    print(f"{len(whole)} losses and {len(model.state_dict())} tensors are the same, bit for bit")
+    print(f"{len(uninterrupted)} losses and {len(model.state_dict())} tensors are the same, bit for bit")
 
 
 if __name__ == "__main__":

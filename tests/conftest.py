@@ -13,3 +13,10 @@ def pytest_terminal_summary(terminalreporter):
     reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, ())]
     for figure in sorted({value for report in reports for name, value in report.user_properties if name == "figure"}):
         terminalreporter.write_line(figure)
+
+
+def pytest_collection_modifyitems(items):
+    """Mark what needs Chromium by its fixture."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")

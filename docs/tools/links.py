@@ -1,4 +1,4 @@
-"""Let the site and the repository share one text: pages link to files as they lie in the repository, the site follows.
+"""Let the site and the repository share one text: pages link to files of the repository, the site follows.
 
 A file outside `docs/` that a page links to becomes a page of its own below `source/`, so that nothing leads out of the site.
 `<!-- README: Install -->` stands for that section of the README, written once; `no-run` is a word to the tests alone.
@@ -71,14 +71,14 @@ def _target(link: str, origin: str) -> str | None:
 
 
 def _place(path: str) -> str:
-    """Return where a file of the repository lies in the site."""
+    """Return the place of a file of the repository in the site."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return f"source/{path}" if path.endswith(".md") else f"source/{path}.md"
 
 
 def _origin(place: str) -> str:
-    """Return where a page of the site lies in the repository."""
+    """Return the place of a page of the site in the repository."""
     if not place.startswith("source/"):
         return f"docs/{place}"
     path = place.removeprefix("source/")

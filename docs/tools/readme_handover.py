@@ -2,7 +2,7 @@
 
 python docs/tools/readme_handover.py             # ten seeds: about four minutes on one core
 python docs/tools/readme_handover.py --draw      # only the picture, from docs/figures/readme-handover.json
-python docs/tools/readme_handover.py --search    # how the setting was chosen, without the test images: about six minutes
+python docs/tools/readme_handover.py --search    # how the setting was chosen, without the test images: about five minutes
 
 The setting is that of examples/vit_torch.py and examples/vit_segue.py; a test compares the accuracies.
 """
@@ -55,10 +55,9 @@ def replaced(
     seed: int,
     steps: int = STEPS,
     lr: float = LR,
-    count: int = COUNT,
-    look: Callable[[int, segue.Handover | None], None] | None = None,
+    on_eval: Callable[[int, segue.Handover | None], None] | None = None,
 ) -> nn.Module:
-    """Give the model linear attention, by a handover or by hand, and look at it every few steps."""
+    """Give the model linear attention, by a handover or by hand, and evaluate it every few steps."""
     handover = None
     model.train()
     if settings is None:
@@ -70,9 +69,9 @@ def replaced(
         plan = segue.methods.dcr_dfg(sites="blocks.*.attn", student=linear, seed=seed, **settings)
         handover = segue.replace_(model, plan, total_steps=steps)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
-    for step, (images, labels) in enumerate(batches(*few(*training, count=count, seed=seed), steps, seed)):
-        if look is not None and step % EVERY == 0:
-            look(step, handover)
+    for step, (images, labels) in enumerate(batches(*few(*training, count=COUNT, seed=seed), steps, seed)):
+        if on_eval is not None and step % EVERY == 0:
+            on_eval(step, handover)
             model.train()
         loss = F.cross_entropy(model(images), labels) + (0.0 if handover is None else handover.aux_loss())
         loss.backward()
@@ -82,19 +81,19 @@ def replaced(
             handover.step()
     if handover is not None:
         handover.finalize_()
-    if look is not None:
-        look(steps, None)
+    if on_eval is not None:
+        on_eval(steps, None)
     return model
 
 
 def curves(settings: dict[str, Any] | None, seed: int, **changes: Any) -> tuple[list[float], list[float]]:
-    """Return the accuracy of the model as it runs, and of its students alone, at every look."""
+    """Return the accuracy of the model as it runs, and of its students alone, at every evaluation."""
     training, test = digits()
     model = pretrained(training)
     blend: list[float] = []
     students: list[float] = []
 
-    def look(step: int, handover: segue.Handover | None) -> None:
+    def on_eval(step: int, handover: segue.Handover | None) -> None:
         blend.append(accuracy(model, *test))
         if handover is None or not any(handover.alphas.values()):
             students.append(blend[-1])
@@ -102,7 +101,7 @@ def curves(settings: dict[str, Any] | None, seed: int, **changes: Any) -> tuple[
             with handover.as_student():
                 students.append(accuracy(model, *test))
 
-    replaced(model, training, settings, seed=seed, look=look, **changes)
+    replaced(model, training, settings, seed=seed, on_eval=on_eval, **changes)
     return blend, students
 
 
@@ -117,15 +116,15 @@ def measure(seeds: int, steps: int = STEPS) -> dict[str, Any]:
             runs[name].append(accuracies)
         print(f"seed {seed}: handover {students[-1]:.3f}, swap and train {swap[-1]:.3f}", flush=True)
     final = {name: [accuracies[-1] for accuracies in runs[name]] for name in ("students", "swap")}
-    looks = [*range(0, steps, EVERY), steps]
+    evaluated = [*range(0, steps, EVERY), steps]
     return {
         "setting": {"images": COUNT, "steps": steps, "lr": LR, "seeds": seeds, "test images": len(test[0])},
         "teacher": round(accuracy(pretrained(training), *test), 4),
         "final": {name: spread(values) for name, values in final.items()},
         "gain": spread([with_teacher - alone for with_teacher, alone in zip(*final.values(), strict=True)]),
         "final of every seed": {name: [round(value, 3) for value in values] for name, values in final.items()},
-        "steps": looks,
-        "alpha": [round(SLOW(step / steps, segue.Site("any")), 3) for step in looks],
+        "steps": evaluated,
+        "alpha": [round(SLOW(step / steps, segue.Site("any")), 3) for step in evaluated],
         "curves": {
             name: [spread(list(values)) for values in zip(*accuracies, strict=True)] for name, accuracies in runs.items()
         },
@@ -143,14 +142,13 @@ def search() -> None:
     (images, labels), _ = digits()
     seen, held_out = (images[:-300], labels[:-300]), (images[-300:], labels[-300:])
     print(f"teacher {accuracy(pretrained(seen), *held_out):.3f}\n")
-    print("| setting | images | learning rate | accuracy |\n|---|---|---|---|")
-    tried = [(name, 100, lr) for name in SEARCHED for lr in (1e-3, 3e-3)]
-    tried += [("swap and train", 100, 1e-2), ("slow, guidance to the end", 100, 1e-2)]
-    tried += [(name, count, LR) for count in (50, 200) for name in ("swap and train", "slow, guidance to the end")]
-    for name, count, lr in tried:
-        models = (replaced(pretrained(seen), seen, SEARCHED[name], seed=seed, lr=lr, count=count) for seed in range(3))
+    print("| setting | learning rate | accuracy |\n|---|---|---|")
+    tried = [(name, lr) for name in SEARCHED for lr in (1e-3, 3e-3)]
+    tried += [("swap and train", 1e-2), ("slow, guidance to the end", 1e-2)]
+    for name, lr in tried:
+        models = (replaced(pretrained(seen), seen, SEARCHED[name], seed=seed, lr=lr) for seed in range(3))
         accuracies = [accuracy(model, *held_out) for model in models]
-        print(f"| {name} | {count} | {lr:g} | {interval(accuracies)} |", flush=True)
+        print(f"| {name} | {lr:g} | {interval(accuracies)} |", flush=True)
 
 
 def draw(measured: dict[str, Any], path: Path) -> None:

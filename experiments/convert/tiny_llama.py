@@ -51,7 +51,7 @@ def main() -> None:
     ids = torch.tensor(reader(text, verbose=False)["input_ids"])
     blocks = ids[: len(ids) // options.tokens * options.tokens].reshape(-1, options.tokens)
     held = max(1, len(blocks) // 20)  # the end of the text, which `segue convert` holds out too
-    train, judged = blocks[:-held], blocks[-held:]
+    train, validation = blocks[:-held], blocks[-held:]
     config = transformers.LlamaConfig(
         vocab_size=len(reader),
         hidden_size=options.width,
@@ -75,7 +75,7 @@ def main() -> None:
         Batches(len(train), options.batch, lambda chosen, _: {"input_ids": train[chosen]}, seed=0),
         task,
         recipe=segue.Recipe(steps=options.steps, lr=options.lr, warmup=0.05, weight_decay=0.1),
-        validation=InOrder(held, options.batch, lambda chosen: {"input_ids": judged[chosen]}),
+        validation=InOrder(held, options.batch, lambda chosen: {"input_ids": validation[chosen]}),
         evaluations=6,
         on_eval=lambda point: print(f"step {point['step']}: perplexity {task.of(point['scores']):.4g}"),
         progress="training",

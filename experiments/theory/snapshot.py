@@ -1,4 +1,4 @@
-"""Every claim of the paper's theory at one moment: the digits teacher, a tenth of a DCR run done, alpha 0.5.
+"""Every claim of the paper's theory at one step: the digits teacher, a tenth of a DCR run done, alpha 0.5.
 
 Command:  python experiments/theory/snapshot.py
 Runtime:  six minutes on two cores, without the teacher.
@@ -32,10 +32,10 @@ def main() -> None:
     options = parser.parse_args()
     handover, batches, loss_fn = a_tenth_of_a_run(options.teachers, options.steps)
 
-    print("\n## The gates' law\n\n| p | mean of a soft coin | its variance | p(1 - p) |\n|---|---|---|---|")
+    print("\n## The gate distribution\n\n| p | mean of a soft coin | its variance | p(1 - p) |\n|---|---|---|---|")
     for p in (0.1, 0.3, 0.5, 0.7, 0.9):
-        law = distribution_of(GumbelSoftmax(), 1 - p)
-        print(f"| {p} | {law.mean:.3f} | {law.variance:.3f} | {p * (1 - p):.3f} |")
+        found = distribution_of(GumbelSoftmax(), 1 - p)
+        print(f"| {p} | {found.mean:.3f} | {found.variance:.3f} | {p * (1 - p):.3f} |")
 
     print("\n## Variance of the students' gradients, all sites\n")
     print("| gate | gates that move | by the gates | standard error | the paper's formula | over data | whole |")

@@ -1,6 +1,6 @@
 """`python -m segue` is the `segue` command."""
 
-from segue.cli.main import main
+from segue.cli import main
 
 if __name__ == "__main__":
     main()

@@ -80,7 +80,7 @@ class Serializer:
             raise self.error(
                 f"{at} has the kind {written!r}, which is not one of Segue's.",
                 nearest(written, list(self.kinds)),
-                "a newer version of Segue may have written it.",
+                "another version of Segue may have written it.",
             )
         made = self.kinds[kind]
         fields = {name: value for name, value in data.items() if name != "kind"}

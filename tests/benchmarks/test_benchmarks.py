@@ -6,8 +6,6 @@ import json
 import math
 import random
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +44,8 @@ from benchmarks.trainees import (
     Bench,
 )
 from scipy.stats import binom
+
+from tests.helpers.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 STEPS = {BY_HAND: 100, AGAIN: 100, VIEW: 100, TAKEOVER: 101, FINALIZED: 100, BLEND_BY_HAND: 118, BLEND: 118, GUIDED: 122}
@@ -332,12 +332,11 @@ def test_torchdistill_computes_our_loss_and_our_gradients():
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.processes
 def test_the_whole_command_runs_also_without_torchdistill(tmp_path):
     without = "import sys; sys.modules['torchdistill'] = None; from benchmarks.performance import main; main()"
     out = ["--results", tmp_path / "p.json", "--page", tmp_path / "performance.md"]
-    command = [sys.executable, "-c", without, "--smoke", "--threads", "1", *out]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    run = run_python("-c", without, "--smoke", "--threads", "1", *out, cwd=ROOT)
     assert "Warning" not in run.stderr
     saved = json.loads((tmp_path / "p.json").read_text(encoding="utf-8"))
     assert set(saved["measurements"]) == set(performance.MEASUREMENTS)

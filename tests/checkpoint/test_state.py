@@ -51,6 +51,7 @@ def go_on(gate: str, settings: dict, folder: str) -> None:
     torch.save({"losses": losses, "weights": handover.model.state_dict()}, f"{folder}/end.pt")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("gate", "settings"),
     [("blend", {}), ("bernoulli", {}), ("gumbel", {}), ("gumbel", {"train": "all"}), ("bernoulli", {"release": True})],

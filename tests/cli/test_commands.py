@@ -9,7 +9,7 @@ import pytest
 from segue.cli import commands
 from segue.errors import ConfigError, SiteError
 from segue.lab.report import figures
-from tests.cli.command import call, command, runner
+from tests.helpers.command import call, runner
 
 TINY = ["--option", "steps=4", "--option", "teacher_steps=4", "--option", "depth=2"]
 
@@ -57,6 +57,7 @@ def test_sites_of_a_hugging_face_folder(tmp_path):
     [
         (("sites", "demo", "blocks.*.atn"), SiteError, "Nearest names: blocks.0.attn"),
         (("sites", "timm:vit_tiny_patch16_22"), ConfigError, "Nearest names: vit_tiny_patch16_224"),
+        (("sites", "vit_tiny"), ConfigError, "Nearest names: vit_tiny_patch16_224"),
         (("sites", "torchvision:vit_b_17"), ConfigError, "Nearest names: vit_b_16"),
         (("sites", "no/such/folder"), ConfigError, "write timm:NAME, hf:FOLDER_OR_ID"),
         (("sites", "hf:no_such_folder_here"), ConfigError, "give a folder with config.json"),
@@ -112,9 +113,7 @@ def test_a_grid_its_failure_its_report_and_its_resume(tmp_path, monkeypatch):
     assert "All runs are finished" in call("grid", "mine", "--workers", "2", "--option", "seeds=1")
     assert sorted(path.parent.name for path in tmp_path.glob("runs/mine/*/result.json")) == ["dcr-seed0", "student_only-seed0"]
 
-    again = command("resume", "runs/mine", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "2 finished before, 0 to do" in again.stderr
+    assert "2 finished before, 0 to do" in call("resume", "runs/mine")
 
     assert "report.html" in call("report", "runs/mine", "--title", "Mine")
     assert "<title>Mine</title>" in (tmp_path / "runs/mine/report.html").read_text()
@@ -126,4 +125,4 @@ def test_a_grid_its_failure_its_report_and_its_resume(tmp_path, monkeypatch):
     assert failed.exit_code == 1
     assert "1 runs failed" in failed.stdout
     assert "ConfigError: " in failed.stdout
-    assert "It is not in (0, 1]" in failed.stdout
+    assert "data_fraction must be in (0, 1]" in failed.stdout

@@ -13,7 +13,7 @@ from segue.cli import cost as cost_table
 from segue.errors import ConfigError, SegueError
 from segue.lab import variants
 from segue.lab.small_vit import VisionTransformer
-from tests.cli.command import call
+from tests.helpers.command import call
 
 
 def table_of(shown: str) -> dict[str, list[str]]:

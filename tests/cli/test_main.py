@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 import segue.cli
-from segue.cli import commands
-from segue.cli import main as cli
+from segue.cli import commands, main
+from tests.helpers.processes import run_python
 
 WITHOUT_TORCH = """
 import io, json, os, sys
@@ -21,7 +20,7 @@ def answer(*arguments):
     sys.argv, out = ["segue", *arguments], io.StringIO()
     with redirect_stdout(out):
         try:
-            main.main()
+            main()
         except SystemExit as end:
             assert not end.code, end.code
     return [out.getvalue(), "torch" in sys.modules]
@@ -41,7 +40,7 @@ def leave(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
     """Call the installed program's function and return what it leaves with."""
     monkeypatch.setattr(sys, "argv", ["segue", *arguments])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        main()
     return caught.value.code
 
 
@@ -62,10 +61,9 @@ def test_without_typer_there_is_one_sentence(monkeypatch):
     assert said == "The segue command needs typer, which is not installed: pip install 'segue[lab]'"
 
 
+@pytest.mark.processes
 def test_version_help_and_completion_answer_without_torch():
-    run = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    answers = json.loads(run.stdout)
+    answers = json.loads(run_python("-c", WITHOUT_TORCH).stdout)
     names = {command.name or command.callback.__name__ for command in commands.app.registered_commands}
     assert set(answers) == {"--version", "--help", *names, "completion", "completion of options"}
     assert {name for name, (_, torch) in answers.items() if torch} == set()

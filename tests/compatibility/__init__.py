@@ -25,6 +25,8 @@ RENAMED: dict[str, str | None] = {
         for old, new in fields.items()
         if new in {f.name for f in dataclasses.fields(SERIALIZER.kinds[kind])}
     },
+    "Cifar10Png": None,
+    "Npz": None,
     "TrainInfo.teacher_look": "teacher_eval",
     "schedules.share": "alpha_at",
     "losses.strength": "weight_at",

@@ -80,7 +80,7 @@ def own_student(teacher: nn.Module, site: segue.Site) -> nn.Module:
 
 
 class OwnSchedule:
-    """A user's own schedule that adapts: its state lies in the checkpoint."""
+    """A user's own schedule that adapts: its state is in the checkpoint."""
 
     def __init__(self) -> None:
         self.seen = 0.0

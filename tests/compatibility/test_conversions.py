@@ -1,4 +1,4 @@
-"""Folders of `segue convert`: a finished one loads and is judged, an interrupted one is finished."""
+"""Folders of `segue convert`: a finished one loads and is evaluated, an interrupted one is finished."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_interrupted_conversion_is_finished(conversions):
         assert found["quality"][which] == pytest.approx(wanted["quality"][which], rel=1e-4)
 
 
-def test_a_converted_folder_is_judged_by_what_it_held_out(conversions):
+def test_a_converted_folder_is_evaluated_on_what_it_held_out(conversions):
     segue_command("eval", conversions / "converted", "--contexts", "4", "--texts", "2")
     assert (conversions / "converted" / "eval" / "index.html").exists()
     written = json.loads((conversions / "converted" / "eval" / "results.json").read_text())

@@ -1,4 +1,4 @@
-"""Runs of the lab: finished ones are read and skipped, an interrupted one goes on, with the teacher that was trained before."""
+"""Runs of the lab: finished ones are read and skipped, an interrupted one resumes, with the teacher that was trained before."""
 
 from __future__ import annotations
 

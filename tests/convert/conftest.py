@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.convert.small_models import STUDENT, call, convert, save, text
+from tests.convert.small_models import STUDENT, convert, save, text
+from tests.helpers.command import call
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,13 +12,14 @@ import torch
 import transformers
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from typer.testing import CliRunner
 
 import segue
-from segue.cli import commands
-from segue.convert.data import load
-from segue.convert.pretrained import open_base
+from segue.convert.data import Data, load
+from segue.convert.pretrained import Base, open_base
 from segue.convert.settings import Conversion
+from segue.training.distributed import Processes
+from segue.training.evaluation import Evaluator
+from tests.helpers.command import call
 
 ATTENTION = {
     "llama": "model.layers.*.self_attn",
@@ -128,13 +129,6 @@ def options(kind: str, data: Path | str, out: Path, **given: Any) -> list[str]:
     return arguments
 
 
-def call(*arguments: Any) -> str:
-    """Call the command in this process and return what it printed; errors come through."""
-    result = CliRunner().invoke(commands.app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def convert(kind: str, base: Path | str, data: Path | str, out: Path, **given: Any) -> str:
     return call("convert", base, *options(kind, data, out, **given))
 
@@ -177,3 +171,18 @@ def quality(folder: Path) -> float:
             total += loaded(**{**batch, "labels": labels}).loss.item() * counted
             count += counted
     return math.exp(total / count)
+
+
+def settings(source: Path, **given: Any) -> Conversion:
+    """Return settings that only say how data is read."""
+    needed = {"model": "", "sites": "", "student": "", "steps": 1}
+    return Conversion(**{**needed, "data": str(source), "batch": 4, "tokens": 16, "validation": 0.1, **given})
+
+
+def epoch(found: Data, number: int = 0) -> list[Any]:
+    found.train.set_epoch(number)
+    return list(found.train)
+
+
+def scores(base: Base, found: Data) -> dict[str, float]:
+    return Evaluator(found.held_out, found.task.scores, Processes(torch.device("cpu")), torch.no_grad)(base.model)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
 import segue
-from segue.cli import main as cli
+from segue.cli import main
 from segue.convert.convert import Conversion
 from segue.convert.convert import convert as in_python
 from segue.convert.tasks import NextToken
@@ -31,7 +31,6 @@ from tests.convert.small_models import (
     POSITIONS,
     STUDENT,
     assert_same_conversion,
-    call,
     convert,
     model,
     options,
@@ -41,6 +40,7 @@ from tests.convert.small_models import (
     tokenizer,
     types,
 )
+from tests.helpers.command import call
 from tests.helpers.processes import Ranks
 from tests.helpers.tiny import same_bits
 
@@ -188,7 +188,7 @@ def test_the_command_says_it_in_three_lines_and_leaves_by_1(base, texts, tmp_pat
     arguments = options("llama", texts, tmp_path / "out", method="dcr_dgf")
     monkeypatch.setattr(sys, "argv", ["segue", "convert", str(base("llama")), *arguments])
     with pytest.raises(SystemExit) as left:
-        cli.main()
+        main()
     assert left.value.code == 1
     said = capsys.readouterr()
     assert len(said.err.strip().splitlines()) == 3
@@ -274,6 +274,7 @@ def ranks(base, texts, tmp_path_factory):
     return place, Ranks({engine: partial(convert_as_rank, engine, *arguments) for engine in ("ddp", "fsdp2")}, place)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_two_processes_convert_as_one_does(engine, ranks, converted):
     place, results = ranks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections import Counter
 
 import datasets
@@ -17,28 +16,11 @@ from PIL import Image
 
 from segue.convert import data
 from segue.convert.pretrained import open_base
-from segue.convert.settings import Conversion
 from segue.errors import ConfigError, DataError
-from segue.training.distributed import Processes
-from segue.training.evaluation import Evaluator
-from tests.convert.small_models import POSITIONS, text, tokenizer
+from tests.convert.small_models import POSITIONS, epoch, scores, settings, text, tokenizer
 
 ROWS = [(line, int("one" in line)) for line in text(400).split(".\n")]
 SENTENCES = [line for line, _ in ROWS]
-
-
-def settings(source, **given):
-    needed = {"model": "", "sites": "", "student": "", "steps": 1}
-    return Conversion(**{**needed, "data": str(source), "batch": 4, "tokens": 16, "validation": 0.1, **given})
-
-
-def epoch(found, number=0):
-    found.train.set_epoch(number)
-    return list(found.train)
-
-
-def scores(base, found):
-    return Evaluator(found.held_out, found.task.scores, Processes(torch.device("cpu")), torch.no_grad)(base.model)
 
 
 @pytest.fixture(scope="module")
@@ -134,47 +116,18 @@ def test_packed_texts_are_cut_exactly_and_their_end_is_held_out(kind, base, tmp_
     held = round(0.1 * count)
     pieces = [tuple(stream[i * 16 : i * 16 + 16]) for i in range(count)]
 
-    def whole(batch):
+    def unmasked(batch):
         ids = batch["input_ids"]
         return [*map(tuple, (ids if kind == "llama" else torch.where(ids == 3, batch["labels"], ids)).tolist())]
 
-    trained = [piece for number in range(3) for batch in epoch(found, number) for piece in whole(batch)]
-    held_out = [piece for batch in found.held_out for piece in whole(batch)]
+    trained = [piece for number in range(3) for batch in epoch(found, number) for piece in unmasked(batch)]
+    held_out = [piece for batch in found.held_out for piece in unmasked(batch)]
     assert held_out == pieces[-held:]
     assert set(trained) <= set(pieces[:-held])
     assert len(trained) == 3 * ((count - held) // 4 * 4)
     assert len(set(trained)) > 0.9 * len(set(pieces[:-held]))  # other orders leave other pieces out
     assert found.train_size == f"{(count - held) * 16:,} tokens in pieces of 16"
     assert found.held_out_size == f"the last {held * 16:,} tokens"
-
-
-def test_the_perplexity_of_a_causal_model_is_that_of_transformers(base, texts):
-    opened = open_base(str(base("llama")))
-    found = data.load(opened, settings(texts))
-    losses, tokens = 0.0, 0
-    with torch.no_grad():
-        for batch in found.held_out:
-            ids = batch["input_ids"]
-            losses += opened.model(input_ids=ids, labels=ids).loss.item() * ids.numel()
-            tokens += ids.numel()
-    assert tokens == 16 * round(0.1 * (found.train.count + tokens // 16))
-    assert found.task.of(scores(opened, found)) == pytest.approx(math.exp(losses / tokens), rel=1e-6)
-
-
-def test_the_perplexity_of_a_masked_model_is_that_of_transformers(base, texts):
-    """Over all hidden tokens, each of which counts once."""
-    opened = open_base(str(base("masked")))
-    found = data.load(opened, settings(texts, batch=5))
-    losses, tokens = 0.0, 0
-    with torch.no_grad():
-        for batch in found.held_out:
-            hidden = int((batch["labels"] != -100).sum())
-            assert hidden == int((batch["input_ids"] == 3).sum()) > 0
-            losses += opened.model(**batch).loss.item() * hidden
-            tokens += hidden
-    assert found.task.of(scores(opened, found)) == pytest.approx(math.exp(losses / tokens), rel=1e-6)
-    assert [batch["labels"].tolist() for batch in found.held_out] == [batch["labels"].tolist() for batch in found.held_out]
-    assert not torch.equal(epoch(found, 0)[0]["labels"], epoch(found, 1)[0]["labels"])
 
 
 def test_labelled_texts_are_padded_cut_and_never_in_both_parts(base, tables):
@@ -199,24 +152,6 @@ def test_labelled_texts_are_padded_cut_and_never_in_both_parts(base, tables):
         for batch in found.held_out
     )
     assert found.task.of(scores(opened, found)) == pytest.approx(100 * accuracy / held)
-
-
-def test_an_encoder_is_evaluated_by_the_cosine_to_its_own_embeddings(base, tables):
-    opened = open_base(str(base("encoder")))
-    found = data.load(opened, settings(tables / "a.csv"))
-    assert found.task.of(scores(opened, found)) == pytest.approx(1.0)
-    other = open_base(str(base("encoder")))
-    with torch.no_grad():
-        for parameter in other.model.parameters():
-            parameter.add_(torch.linspace(-0.3, 0.3, parameter.numel()).reshape(parameter.shape))
-        cosines = []
-        for batch in found.held_out:
-            mask = batch["attention_mask"][..., None]
-            inputs = {name: x for name, x in batch.items() if name != "targets"}
-            means = [(m(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1) for m in (opened.model, other.model)]
-            cosines += torch.nn.functional.cosine_similarity(*means).tolist()
-    assert found.task.of(scores(other, found)) == pytest.approx(sum(cosines) / len(cosines), abs=1e-6)
-    assert abs(sum(cosines) / len(cosines)) < 0.99
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from segue.convert.data import load
 from segue.convert.pretrained import open_base
 from segue.convert.settings import Conversion, EvalSettings
 from segue.errors import CheckpointError, ConfigError, DataError
-from tests.convert.small_models import call, model, save
+from tests.convert.small_models import model, save
+from tests.helpers.command import call
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lm_eval_harness.py"
 
@@ -125,7 +126,7 @@ def test_models_that_choose_are_compared_by_their_choices(others, kind):
     assert {row["context"] for row in found["speed"]} == ({1, 2, 4, 8} if kind == "vit" else {4, 8})
     assert ("hidden token correct" if kind == "masked" else "accuracy") in printed
     assert {"same_choice.png", "tokens_per_second.png", "index.html"} <= {path.name for path in (out / "eval").iterdir()}
-    assert segue.from_pretrained(out) is not None  # the page lies in the folder, and the folder still loads
+    assert segue.from_pretrained(out) is not None  # the page is in the folder, and the folder still loads
 
 
 def test_encoders_are_compared_by_their_embeddings(others):
@@ -147,8 +148,8 @@ def test_at_most_so_many_examples_are_read():
 
 
 def test_other_data_is_told_apart_from_what_was_held_out(converted, texts, tmp_path, results):
-    words = evaluate.sentences({**results, "data": {**results["data"], "held_out_by_the_conversion": False}})
-    assert any("which may contain data that the conversion was trained on" in sentence for sentence in words)
+    found = evaluate.sentences({**results, "data": {**results["data"], "held_out_by_the_conversion": False}})
+    assert any("which may contain data that the conversion was trained on" in sentence for sentence in found)
     assert any("which the conversion held out" in sentence for sentence in evaluate.sentences(results))
 
 
@@ -156,8 +157,8 @@ def test_other_data_is_told_apart_from_what_was_held_out(converted, texts, tmp_p
 @pytest.mark.parametrize("given", ["steps", "folder"])
 def test_a_converted_model_goes_into_the_evaluation_harness(given, converted, monkeypatch, capsys):
     pytest.importorskip("lm_eval")
-    words = ["--steps", "3"] if given == "steps" else ["--folder", str(converted)]
-    monkeypatch.setattr(sys, "argv", [EXAMPLE.name, *words])
+    arguments = ["--steps", "3"] if given == "steps" else ["--folder", str(converted)]
+    monkeypatch.setattr(sys, "argv", [EXAMPLE.name, *arguments])
     with torch.random.fork_rng():
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     said = capsys.readouterr().out.splitlines()

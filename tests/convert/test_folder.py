@@ -19,7 +19,8 @@ import segue
 from segue.convert import folder
 from segue.convert.pretrained import open_base
 from segue.errors import SegueError
-from tests.convert.small_models import FILES, STUDENT, assert_same_conversion, call, points, quality, record, save, tokenizer
+from tests.convert.small_models import FILES, STUDENT, assert_same_conversion, points, quality, record, save, tokenizer
+from tests.helpers.command import call
 from tests.helpers.tiny import same_bits
 
 

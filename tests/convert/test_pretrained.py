@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from segue.errors import CheckpointError, PlanError, SegueError
 from segue.integrations.transformers import HandoverCallback
 from tests.convert import gguf_files
 from tests.convert.small_models import ATTENTION, convert, model, record, text, tokenizer, types
+from tests.helpers.processes import run_python
 from tests.helpers.tiny import same_bits
 
 IDS = torch.arange(40).reshape(2, 20) * 7 % 290 + 4
@@ -39,12 +38,10 @@ def rewrite(folder, change):
     (folder / "segue.json").write_text(json.dumps(found))
 
 
+@pytest.mark.processes
 def test_a_fresh_process_with_only_torch_transformers_and_segue_gives_the_same_model(converted, base):
     """Bit for bit the model that was trained, and the same tokens with and without a cache."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    call = [sys.executable, Path(__file__).with_name("fresh.py"), converted]
-    found = subprocess.run(call, capture_output=True, text=True, env=environment)
-    assert found.returncode == 0, found.stderr
+    found = run_python(Path(__file__).with_name("fresh.py"), converted, env={"HF_HUB_OFFLINE": "1"})
     said = json.loads(found.stdout)
     original = open_base(str(base("llama"))).model
     trained = segue.load_(original, converted / "training" / "checkpoints").finalize_().eval()
@@ -326,7 +323,7 @@ def test_a_base_that_is_not_complete_is_refused(spoil, found, base, texts, tmp_p
 
 @pytest.mark.parametrize("quantised", [False, True])
 def test_gguf(quantised, texts, tmp_path):
-    """With the tokenizer inside the file, or beside it."""
+    """With the tokenizer inside the file, or next to it."""
     original = model("llama")
     path = gguf_files.write(tmp_path / "small.gguf", original, None if quantised else tokenizer(), quantised=quantised)
     if quantised:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
 import weakref
 from collections import Counter
@@ -22,6 +21,7 @@ from segue.gates import Bernoulli, GumbelSoftmax, Noise
 from segue.lab.small_vit import VisionTransformer
 from segue.losses import FeatureGuidance
 from segue.schedules import Constant
+from tests.helpers.processes import run_python
 
 SITES = "blocks.*.attn"
 DEPTH = 3
@@ -204,6 +204,7 @@ def test_a_soft_coin_runs_both_sides(original: nn.Module):
     assert (of("teacher", calls), of("student", calls)) == (2 * DEPTH, 2 * DEPTH)
 
 
+@pytest.mark.processes
 def test_importing_segue_needs_torch_alone():
     code = """
 import json, sys, torch
@@ -211,8 +212,7 @@ before = set(sys.modules)
 import segue
 print(json.dumps([sorted({name.partition(".")[0] for name in set(sys.modules) - before}), torch.cuda.is_initialized()]))
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported, touched_cuda = json.loads(run.stdout)
+    imported, touched_cuda = json.loads(run_python("-c", code).stdout)
     foreign = {name for name in imported if name not in sys.stdlib_module_names}
     assert foreign == {"segue"}
     assert not touched_cuda

@@ -22,6 +22,7 @@ def single(tmp_path_factory):
     return workers.train("one", tmp_path_factory.mktemp("one"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engine", workers.ENGINES)
 def test_losses_and_weights_are_those_of_one_process(engine, ranks, single):
     first, second = ranks[f"train {engine}"]
@@ -38,6 +39,7 @@ def test_the_coins_of_those_runs_fall_all_on_the_teacher_all_on_the_student_and_
     assert workers.plans()["bernoulli, plain"].seed == workers.unlucky_seed()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("engine", "shards"), [("ddp", 1), ("fsdp2", workers.WORLD)])
 def test_takeover_frees_the_teachers_and_training_goes_on(engine, shards, ranks, tmp_path):
     single = workers.release("one", tmp_path)
@@ -49,6 +51,7 @@ def test_takeover_frees_the_teachers_and_training_goes_on(engine, shards, ranks,
         assert found["resumed"] == found["losses"][-1:]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engine", workers.ENGINES)
 def test_a_run_resumes_under_its_engine_and_in_one_process(engine, ranks):
     first, second = ranks[f"resume {engine}"]
@@ -63,6 +66,7 @@ def test_a_run_resumes_under_its_engine_and_in_one_process(engine, ranks):
     assert second["folder"] == first["folder"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engine", workers.ENGINES)
 def test_a_wrapped_model_is_verified_and_measured(engine, ranks):
     for found in ranks[f"verify {engine}"]:

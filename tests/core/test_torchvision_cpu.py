@@ -1,9 +1,8 @@
 """Torchvision imports whatever torch it finds, once segue is imported."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.helpers.processes import run_python
 
 IMPORT = """
 import sys
@@ -16,6 +15,7 @@ assert torch.ops.torchvision.nms
 """
 
 
+@pytest.mark.processes
 def test_torchvision_imports_after_segue_in_a_fresh_process():
     pytest.importorskip("torchvision")
-    subprocess.run([sys.executable, "-c", IMPORT], check=True)
+    run_python("-c", IMPORT)

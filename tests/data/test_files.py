@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +27,10 @@ from tests.data.source_files import (
     write_idx,
     write_images,
 )
+from tests.helpers.processes import run_python
 
 
+@pytest.mark.processes
 def test_torch_alone_is_needed(tmp_path: Path):
     (tmp_path / "data.tsv").write_text("sentence\tlabel\nbad\t0\ngood\t1\n")
     program = f"""
@@ -44,7 +45,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = run_python("-c", program)
     assert run.stdout == (
         "Digits() cannot be loaded.\n  This needs sklearn, which is not installed.\n  Hint: pip install segue[lab]\n"
     )

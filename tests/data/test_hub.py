@@ -182,7 +182,7 @@ def test_images_of_every_kind(tmp_path: Path):
     palette.save(tmp_path / "train" / "a" / "x.gif")
     dataset = ImageFolder(folder=tmp_path, size=8)()
     assert torch.equal(dataset.train.inputs[:5], colour.expand(5, -1, -1, -1))  # transparency is dropped
-    assert torch.equal(dataset.train.inputs[5], grey.expand(3, -1, -1))  # beside coloured images, grey becomes RGB
+    assert torch.equal(dataset.train.inputs[5], grey.expand(3, -1, -1))  # together with coloured images, grey becomes RGB
     assert torch.equal(dataset.train.inputs[6], grey.expand(3, -1, -1))
     assert dataset.train.inputs.shape == (8, 3, 8, 8)
 

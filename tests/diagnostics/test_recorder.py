@@ -145,6 +145,7 @@ def ranks(tmp_path_factory):
     return Ranks(jobs, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engine", recording_workers.ENGINES)
 def test_two_processes_record_the_numbers_of_one(engine, ranks):
     alone = recording_workers.record("one")

@@ -3,10 +3,8 @@
 import difflib
 import importlib.util
 import json
-import os
 import runpy
 import shutil
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -15,12 +13,14 @@ import PIL.Image
 import pytest
 import torch
 
+from tests.helpers.processes import run_python
+
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TOOL = EXAMPLES.parent / "docs" / "tools" / "readme_handover.py"
 FIGURES = EXAMPLES.parent / "docs" / "figures"
 SHARED = "small_vit.py"  # the model and the data of the others
-ELSEWHERE = {"lm_eval_harness.py", "timm_vit.py"}  # tested with what it is about; tested below, in a process of its own
+ELSEWHERE = {"lm_eval_harness.py", "timm_vit.py"}  # tested with what it is about; tested below, on a smaller model
 PAIR = ("vit_torch.py", "vit_segue.py")
 SAYS = {
     "vit_torch.py": "accuracy with linear attention",
@@ -97,18 +97,9 @@ def test_an_example_stopped_in_the_middle_resumes_bit_for_bit(name, left, again,
 
 @pytest.mark.processes
 def test_two_processes_run_the_example_for_them(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        str(EXAMPLES / "ddp.py"),
-        "--steps",
-        "10",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path)
-    assert "trained by 2 processes" in done.stdout, done.stderr
+    launch = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
+    done = run_python(*launch, EXAMPLES / "ddp.py", "--steps", "10", timeout=600, cwd=tmp_path)
+    assert "trained by 2 processes" in done.stdout
 
 
 def test_the_pair_differs_in_the_handover_only():
@@ -179,10 +170,16 @@ def test_a_timm_model_without_its_weights_says_so(tmp_path):
     photos = tmp_path / "photos" / "cats"
     photos.mkdir(parents=True)
     PIL.Image.new("RGB", (40, 30), "orange").save(photos / "one.png")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "empty")}
-    command = [sys.executable, str(EXAMPLES / "timm_vit.py"), "--model", "test_vit", "--steps", "2", "--batch", "2"]
-    for given, says in (([], "images: scikit-learn's two photos"), (["--images", str(photos.parent)], "images: 1 in ")):
-        done = subprocess.run([*command, *given], capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
-        assert "test_vit: RANDOM weights" in done.stdout, done.stderr
-        assert says in done.stdout
-        assert "step 2: loss " in done.stdout
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "empty")}
+    command = (EXAMPLES / "timm_vit.py", "--model", "test_vit", "--steps", "2", "--batch", "2", "--images", photos.parent)
+    done = run_python(*command, timeout=600, cwd=tmp_path, env=environment)
+    assert "test_vit: RANDOM weights" in done.stdout
+    assert "images: 1 in " in done.stdout
+    assert "step 2: loss " in done.stdout
+
+
+def test_a_timm_model_without_a_folder_sees_the_photos_of_scikit_learn(run, capsys):
+    run("timm_vit.py", "--model", "test_vit", "--steps", "2", "--batch", "2")
+    printed = capsys.readouterr().out
+    assert "images: scikit-learn's two photos" in printed
+    assert "step 2: loss " in printed

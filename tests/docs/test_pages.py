@@ -1,6 +1,6 @@
 """The docs are true: their code runs, their links lead somewhere, their tables are the program's own.
 
-python -m tests.docs.test_pages    # draws the pictures of the guides anew, by the guides' own code
+python -m tests.docs.test_pages    # draws the pictures of the guides again, by the guides' own code
 """
 
 import ast
@@ -120,11 +120,6 @@ def headings(page: Path) -> set[str]:
     lines = FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
     titles = [line.lstrip("#").strip().lower() for line in lines if line.startswith("#")]
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
-
-
-def test_the_front_page_opens_with_the_two_commands():
-    front = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert front.index("make demo") < front.index("make test") < front.index("segue.Plan(")
 
 
 def test_every_error_in_troubleshooting_is_one_of_ours():

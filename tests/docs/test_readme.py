@@ -1,9 +1,11 @@
 """The front page: short, in the promised order, and its first code runs as pasted."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,10 +35,10 @@ def test_it_says_things_in_the_order_that_a_newcomer_asks():
     assert README.index("make demo") < README.index("make test") < README.index("pip install")
 
 
+@pytest.mark.processes
 def test_its_first_code_runs_as_pasted_in_a_fresh_interpreter(tmp_path):
     """No conftest helps here: `import timm` works because the block imports Segue first."""
-    done = subprocess.run([sys.executable, "-c", BLOCKS[0]], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", BLOCKS[0], cwd=tmp_path)
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(losses) > 1
     assert all(0 < loss < 100 for loss in losses)

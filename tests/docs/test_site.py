@@ -1,10 +1,7 @@
 """The documentation site: it builds without a warning, leads nowhere else, and its reference knows every public name."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,6 +15,7 @@ from filelock import FileLock
 
 import segue
 from segue import data as sources
+from tests.helpers.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 INTEGRATIONS = sorted((ROOT / "src" / "segue" / "integrations").glob("*.py"))
@@ -56,15 +54,15 @@ def site(tmp_path_factory, worker_id) -> Site:
     said = folder.with_suffix(".said")
     with FileLock(folder.with_suffix(".lock")):
         if not said.exists():
-            command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-            environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+            command = ("-m", "mkdocs", "build", "--strict", "--site-dir", folder)
+            done = run_python(*command, check=False, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
             said.write_text(f"{done.stdout}{done.stderr}exit code {done.returncode}\n", encoding="utf-8")
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     pages = {name: Read((folder / name).read_text(encoding="utf-8")) for name in files if name.endswith(".html")}
     return Site(said.read_text(encoding="utf-8"), pages, files)
 
 
+@pytest.mark.processes
 def test_it_builds_without_a_warning(site):
     """Strict mode covers the navigation too: an entry without a page, and a page without an entry, are warnings."""
     assert site.said.endswith("exit code 0\n"), site.said
@@ -72,6 +70,7 @@ def test_it_builds_without_a_warning(site):
     assert "index.html" in site.files
 
 
+@pytest.mark.processes
 def test_every_link_leads_to_a_page_and_a_place_of_the_site(site):
     for name, page in site.pages.items():
         if name == "404.html":  # stands wherever it was asked for
@@ -86,11 +85,13 @@ def test_every_link_leads_to_a_page_and_a_place_of_the_site(site):
             assert not place or place in site.pages[goal].ids, f"{name}: {link}"
 
 
+@pytest.mark.processes
 def test_nothing_is_fetched_from_elsewhere(site):
     for name, page in site.pages.items():
         assert not [link for link in page.loads if re.match(r"(\w+:)?//", link)], name
 
 
+@pytest.mark.processes
 def test_docstrings_are_shown_as_they_are_meant(site):
     for name, page in site.pages.items():
         if name.startswith("api/"):
@@ -98,6 +99,7 @@ def test_docstrings_are_shown_as_they_are_meant(site):
             assert not page.kinds & {"class", "name", "site", "step"}, name  # <words> that were read as HTML
 
 
+@pytest.mark.processes
 def test_the_reference_knows_every_public_name(site):
     known = {place for name, page in site.pages.items() if name.startswith("api/") for place in page.ids}
     shown = [thing for place in known if (thing := named(place)) is not None]

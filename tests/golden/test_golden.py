@@ -1,6 +1,6 @@
 """Golden curves: the losses of every method, so that a refactoring that changes the numbers is noticed.
 
-Write them anew, on purpose only: python -m tests.golden.test_golden
+Write them again, on purpose only: python -m tests.golden.test_golden
 """
 
 import json

@@ -1,6 +1,6 @@
 """Processes for the tests: a fresh one, ranks of a gloo group, a run of the interpreter.
 
-Each starts as in the foreground of a shell: in the background of a script SIGINT is inherited as ignored.
+Ctrl-C reaches a fresh process and a rank also where the tests run in the background of a script, which ignores SIGINT.
 """
 
 from __future__ import annotations
@@ -75,12 +75,10 @@ class Ranks:
         return found
 
 
-def run_python(*arguments: str, check: bool = True, env: Mapping[str, str] | None = None, **settings: Any) -> Any:
+def run_python(*arguments: object, check: bool = True, env: Mapping[str, str] | None = None, **settings: Any) -> Any:
     """Run this interpreter and return the completed process, whose output is text; by default require that it succeeds."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-    done = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, **settings
-    )
+    settings |= {"env": {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}, "stdin": subprocess.DEVNULL}
+    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, **settings)
     assert done.returncode == 0 or not check, f"{done.stdout}\n{done.stderr}"
     return done
 

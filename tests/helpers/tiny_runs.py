@@ -1,4 +1,4 @@
-"""Runs that take a moment: a two-block ViT on the embedded digits."""
+"""Runs that take seconds: a two-block ViT on the embedded digits."""
 
 from __future__ import annotations
 

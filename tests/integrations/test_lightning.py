@@ -66,13 +66,15 @@ def test_the_auxiliary_loss_weighs_as_in_a_loop_of_ones_own(returns, tmp_path):
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """Train every case undisturbed, and go on from its checkpoints in a fresh process."""
+    """Train every case undisturbed, and resume from its checkpoints in a fresh process."""
     folder = tmp_path_factory.mktemp("modules")
     whole = {case: train(case, folder / case) for case in CASES}
     FreshProcess(resume_all, str(folder), log=folder / "log").check()
     return whole, torch.load(folder / "ends.pt", weights_only=True)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("epoch", RESUMED)
 @pytest.mark.parametrize("case", CASES)
 def test_lightnings_own_checkpoint_continues_bit_for_bit_in_a_fresh_process(case, epoch, resumed):

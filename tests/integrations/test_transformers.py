@@ -93,6 +93,8 @@ def test_the_auxiliary_loss_weighs_as_in_a_loop_of_ones_own(kind, accumulate, tm
         torch.testing.assert_close(x, expected[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_two_processes_train_as_one_that_accumulates(tmp_path):
     first, second = Ranks({"train": partial(train_as_rank, tmp_path)}, tmp_path)["train"]
     assert same_state(first, second)
@@ -103,13 +105,15 @@ def test_two_processes_train_as_one_that_accumulates(tmp_path):
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """Train every case undisturbed, and go on from its checkpoints in a fresh process."""
+    """Train every case undisturbed, and resume from its checkpoints in a fresh process."""
     folder = tmp_path_factory.mktemp("trainers")
     whole = {case: train(case, folder / case) for case in CASES}
     FreshProcess(resume_all, str(folder), log=folder / "log").check()
     return whole, torch.load(folder / "ends.pt", weights_only=True)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("step", [4, 8], ids=["in the blend", "after takeover"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_trainers_own_checkpoint_continues_bit_for_bit_in_a_fresh_process(case, step, resumed):

@@ -48,6 +48,7 @@ def write_hashes(path):
     Path(path).write_text(json.dumps([hash("of a string"), hashes()]))
 
 
+@pytest.mark.processes
 def test_hashes_are_the_same_in_every_process_and_differ_between_methods(tmp_path):
     FreshProcess(write_hashes, str(tmp_path / "hashes"), log=tmp_path / "log").check()
     salted, found = json.loads((tmp_path / "hashes").read_text())

@@ -155,6 +155,7 @@ def nothing_left_behind():
             process.kill()
 
 
+@pytest.mark.processes
 def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_results_of_an_undisturbed_one(
     place, undisturbed, tmp_path, nothing_left_behind
 ):
@@ -175,7 +176,7 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     assert 2 <= stopped_at < 20
     assert not (out / first / "result.json").exists()
 
-    grid = start(place, out, pause=0.25)
+    grid = start(place, out, pause=0.75)  # long enough that the first run has not ended when the second has begun
     nothing_left_behind.append(psutil.Process(grid.pid))
     before = evaluations(out, first)
     wait_until(lambda: evaluations(out, first) > before and evaluations(out, second) >= 2, grid)
@@ -206,6 +207,7 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     assert "killed" in how["distillation-seed0"].why
 
 
+@pytest.mark.processes
 def test_what_is_finished_is_skipped(place, undisturbed, capsys):
     before = {path: path.stat().st_mtime_ns for path in undisturbed.glob("*/result.json")}
     assert run_grid(Experiment(place), undisturbed, workers=WORKERS) == []
@@ -213,6 +215,7 @@ def test_what_is_finished_is_skipped(place, undisturbed, capsys):
     assert {path: path.stat().st_mtime_ns for path in undisturbed.glob("*/result.json")} == before
 
 
+@pytest.mark.processes
 def test_results_of_another_configuration_stop_the_grid_before_it_begins(place, undisturbed, tmp_path):
     other = tmp_path / "other.py"
     other.write_text(RUNS.replace("lr=1e-2, seed=seed", "lr=2e-2, seed=seed"))
@@ -220,6 +223,7 @@ def test_results_of_another_configuration_stop_the_grid_before_it_begins(place, 
         run_grid(Experiment(str(other)), undisturbed)
 
 
+@pytest.mark.processes
 def test_a_grid_on_ray_gives_the_same_results_and_ends_the_cluster_it_has_begun(place, undisturbed, tmp_path, monkeypatch):
     ray = pytest.importorskip("ray", reason="Ray is not installed (segue[ray])")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -245,6 +249,7 @@ def test_a_grid_on_ray_gives_the_same_results_and_ends_the_cluster_it_has_begun(
     assert not left_running
 
 
+@pytest.mark.processes
 def test_without_ray_its_engine_names_the_extra(place, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match="pip install segue"):
@@ -305,6 +310,7 @@ def test_an_installed_module_is_an_experiment_too(place, monkeypatch):
     monkeypatch.delitem(sys.modules, "runs", raising=False)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("settings", [{"engine": "rai"}, {"workers": 0}], ids=str)
 def test_a_grid_that_cannot_begin_changes_nothing(settings, place, tmp_path):
     with pytest.raises(ConfigError) as caught:

@@ -2,11 +2,12 @@
 
 import email
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,17 +16,18 @@ ROOT = Path(__file__).parents[2]
 def wheel(tmp_path_factory) -> Path:
     pytest.importorskip("build")
     out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--sdist", "--outdir", str(out), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
+    run_python("-m", "build", "--no-isolation", "--wheel", "--sdist", "--outdir", out, ROOT)
     return next(out.glob("*.whl"))
 
 
+@pytest.mark.processes
 def test_the_wheel_and_the_sdist_pass_twine(wheel):
     files = [str(path) for path in wheel.parent.iterdir()]
     assert len(files) == 2
-    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True, capture_output=True)
+    run_python("-m", "twine", "check", "--strict", *files)
 
 
+@pytest.mark.processes
 def test_the_core_needs_torch_and_safetensors_only(wheel):
     with zipfile.ZipFile(wheel) as archive:
         metadata = email.message_from_string(
@@ -46,7 +48,7 @@ def test_the_core_needs_torch_and_safetensors_only(wheel):
 
 CORE_ALONE = """
 import sys, warnings
-for name in ("numpy", "timm", "transformers", "sklearn", "matplotlib", "torchvision", "accelerate", "typer", "rich", "ray"):
+for name in "numpy timm transformers sklearn matplotlib torchvision accelerate tqdm typer rich ray".split():
     sys.modules[name] = None
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's own words
 import torch, segue
@@ -71,8 +73,9 @@ else:
 """
 
 
+@pytest.mark.processes
 def test_the_core_works_with_torch_alone(tmp_path):
-    subprocess.run([sys.executable, "-W", "error", "-c", CORE_ALONE, str(tmp_path)], check=True)
+    run_python("-W", "error", "-c", CORE_ALONE, tmp_path)
 
 
 def test_public_names_exist():
@@ -92,6 +95,7 @@ def test_no_path_or_host_of_one_machine_is_in_the_repository():
             assert not any(place in text for place in places), name
 
 
+@pytest.mark.processes
 def test_dir_lists_the_public_names_and_nothing_else():
-    code = "import segue, segue.cli.main, segue.core.seam; assert dir(segue) == sorted(segue.__all__), dir(segue)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import segue, segue.cli, segue.core.seam; assert dir(segue) == sorted(segue.__all__), dir(segue)"
+    run_python("-c", code)

@@ -7,11 +7,11 @@ cards and the documentation site.
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 COPIED = (
@@ -149,20 +149,8 @@ def test_code_test_and_card_are_enough(tmp_path, record_property):
     gates = tmp_path / "src/segue/gates.py"
     gates.write_text(gates.read_text(encoding="utf-8").replace("__all__ = [", '__all__ = ["Squared", '), encoding="utf-8")
     paths = os.pathsep.join([str(tmp_path / "src"), str(tmp_path)])
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-x",
-        "-vv",
-        *REACTING,
-        "-k",
-        "Squared or squared or slow_dcr or mean or Mean or site or card or test_they_were_found",
-    ]
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
+    chosen = "Squared or squared or slow_dcr or mean or Mean or site or card or test_they_were_found"
+    command = ("-m", "pytest", "-p", "no:cacheprovider", "-x", "-vv", *REACTING, "-k", chosen)
+    done = run_python(*command, cwd=tmp_path, env={"PYTHONPATH": paths})
     for name in ("Squared", "slow_dcr", "Mean", "test_site"):  # none of them was passed over
         assert re.search(rf"{name}.* PASSED", done.stdout), name

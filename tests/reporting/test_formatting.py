@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -20,6 +18,7 @@ from segue.reporting.formatting import (
     significant,
 )
 from segue.reporting.statistics import Difference, Estimate
+from tests.helpers.processes import run_python
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,8 @@ def test_seeds_without_a_value_are_counted():
     assert seeds_behind(Estimate(1.0, 0.0, 2, 2)) == seeds_behind(None) == ""
 
 
+@pytest.mark.processes
 def test_formatting_and_records_need_no_extra():
     code = "import sys; sys.modules.update(matplotlib=None, numpy=None, scipy=None); "
     code += "import segue.reporting.formatting, segue.reporting.palette, segue.reporting.records"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    run_python("-c", code)

@@ -1,4 +1,4 @@
-"""A whole handover at some sites: train, finalize, save, load into a fresh model, compare."""
+"""A complete handover at some sites: train, finalize, save, load into a fresh model, compare."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What is finalized and saved is rebuilt in a fresh process, from the files alone: operators, and fewer layers."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from torch import nn
 
 import segue
 from segue.students import OneLayer, Performer, WindowedLinear
+from tests.helpers.processes import run_python
 from tests.helpers.tiny import SITES, Net, batch, optimizer_for, start, train
 from tests.students.attention import tiny_attention  # noqa: F401  registers the attention of tiny.Net
 
@@ -40,12 +39,12 @@ def rebuilt(tmp_path_factory) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         folders.append(tmp_path_factory.mktemp(name.replace(" ", "_")))
         segue.save(model, folders[-1])
         outputs.append(model(batch()[0]).detach())
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", SCRIPT, *map(str, folders)], check=True, cwd=root)
+    run_python("-c", SCRIPT, *folders, cwd=Path(__file__).parents[2])
     there = [torch.load(folder / "output.pt", weights_only=True) for folder in folders]
     return dict(zip(PLANS, zip(outputs, there, strict=True), strict=True))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", PLANS)
 def test_it_returns_the_same_in_a_fresh_process(name, rebuilt):
     here, there = rebuilt[name]

@@ -115,7 +115,7 @@ def train(engine: str, folder: Path) -> dict[str, Any]:
 
 
 def resume(engine: str, folder: Path) -> dict[str, Any]:
-    """Stop a run by an error after its checkpoint, and go on with it here."""
+    """Stop a run by an error after its checkpoint, and resume it here."""
     found = {}
     for name in ("everything trains", "no plan"):
         place = folder / f"{engine}, {name}"
@@ -160,7 +160,7 @@ class Stopping(Classification):
 
 
 def leave_at(engine: str, folder: Path) -> dict[str, Any]:
-    """Save in the middle, without dropout, for others to go on with."""
+    """Save in the middle, without dropout, for others to resume."""
     found = {}
     for name in ("dcr_dfg", "no plan"):
         place = folder / f"left by {engine}, {name}"
@@ -171,8 +171,8 @@ def leave_at(engine: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def go_on(engine: str, folder: Path) -> dict[str, Any]:
-    """Go on with what one process has left."""
+def resume_other(engine: str, folder: Path) -> dict[str, Any]:
+    """Resume what one process has left."""
     found = {}
     for name in ("dcr_dfg", "no plan"):
         place = folder / f"left by one for {engine}, {name}"
@@ -227,7 +227,7 @@ def own_batches(engine: str, folder: Path) -> dict[str, Any]:
 
 
 def lab(engine: str, folder: Path) -> dict[str, Any]:
-    """Carry out a whole run: a teacher in two stages, the replacement, the result, the model."""
+    """Carry out a complete run: a teacher in two stages, the replacement, the result, the model."""
     shard = engine == "fsdp2"
     stages = tuple(replace(stage, recipe=replace(stage.recipe, shard=shard, **CALM)) for stage in tiny_runs.TEACHER.stages)
     teacher = replace(tiny_runs.TEACHER, stages=stages, batch=15)
@@ -249,7 +249,7 @@ JOBS: tuple[Callable[[str, Path], dict[str, Any]], ...] = (
     train,
     resume,
     leave_at,
-    go_on,
+    resume_other,
     stop,
     own_batches,
     track,

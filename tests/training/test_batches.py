@@ -38,7 +38,7 @@ class Endless(IterableDataset):
 
 
 class Epochs:
-    """Batches that are told their epoch."""
+    """Batches that have set_epoch."""
 
     def __init__(self):
         self.epoch = None
@@ -58,7 +58,7 @@ SOURCES = {
     "a DataLoader that shuffles": loader,
     "a DataLoader without a length": lambda: DataLoader(Endless(), batch_size=None),
     "augmentations": lambda: DataLoader(Augmented(), batch_size=2, shuffle=True),
-    "batches told their epoch": Epochs,
+    "batches with set_epoch": Epochs,
     "a generator": lambda: (torch.tensor([i]) for i in range(100)),
 }
 

@@ -29,6 +29,8 @@ from tests.training.fit_workers import (
     without_times,
 )
 
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
 
 @pytest.fixture(scope="module")
 def left_by_one(tmp_path_factory):
@@ -107,7 +109,7 @@ def test_a_run_resumes_bit_for_bit_with_the_dropout_of_each_process(engine, rank
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_process_resumes_a_run_of_two_and_the_reverse(engine, ranks, left_by_one):
-    (left, _), (gone_on, also) = ranks[f"leave_at {engine}"], ranks[f"go_on {engine}"]
+    (left, _), (gone_on, also) = ranks[f"leave_at {engine}"], ranks[f"resume_other {engine}"]
     for name in ("dcr_dfg", "no plan"):
         wanted = without_times(fit("one", PLANS[name], steps=STEPS).history)
         alone = fit("one", PLANS[name], steps=STEPS, folder=left[name], resume=True)
@@ -178,7 +180,7 @@ def test_segue_run_launched_by_torchrun_has_the_numbers_of_one_process(tmp_path)
     """The teacher trains under DDP, the replacement under FSDP2, in uneven parts; `lab` above has both engines for both."""
     launch = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m", "segue"]
     options = [f"--option={option}" for option in ("steps=5", "teacher_steps=5", "depth=2")]
-    settings = [f"--set={setting}" for setting in ("batch=15", "looks=[1,5]", "recipe.shard=true", "recipe.eps=1e-3")]
+    settings = [f"--set={setting}" for setting in ("batch=15", "evaluations=[1,5]", "recipe.shard=true", "recipe.eps=1e-3")]
     command = [
         "run",
         "--method=theseus",

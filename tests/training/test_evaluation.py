@@ -54,7 +54,7 @@ def test_an_evaluation_changes_nothing_in_the_model():
     assert all(p.grad is None for p in handover.model.parameters())
     assert found[0] == found[1]  # dropout is off
     assert found[2] != found[0]
-    assert all(seam.view.value == "blend" and not seam.records for seam in handover.seams.values())
+    assert all(seam.state.view.value == "blend" and not seam.records for seam in handover.seams.values())
 
 
 def test_the_students_alone_are_what_the_finished_model_will_be():

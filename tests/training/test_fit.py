@@ -154,6 +154,7 @@ def test_another_thread_may_train():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch.compile's own
+@pytest.mark.slow
 def test_a_compiled_model_learns_the_same():
     plan = METHODS["dcr"](sites=SITES)  # takes over at step 1: one graph before, one after
     recipe = {"steps": 3, "lr": 1e-2}

@@ -19,7 +19,7 @@ BROKEN = 3  # the step at which numbers break
 
 
 class Student(nn.Module):
-    """A student that can be told to break, in its output or in a gradient, at a step of its own."""
+    """A student that breaks on request, in its output or in a gradient, at a step of its own."""
 
     def __init__(self, place: str, broken: str | None) -> None:
         super().__init__()

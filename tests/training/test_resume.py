@@ -129,6 +129,8 @@ def stop(name, folder, how, step):
         fit_cases.train(name, folder, loss=Stop(how, step, accumulate))
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_a_run_stopped_anywhere_resumes_bit_for_bit_in_a_fresh_process(tmp_path):
     """Every case is stopped at another place by a signal, or by an error after its last checkpoint; two in every way."""
     steps, ways = itertools.cycle((4, 7, 1, 5, 2, 6, 3)), itertools.cycle(HOWS)
@@ -270,6 +272,8 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
 # Killed
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_kill_9_at_any_file_operation_of_a_checkpoint_loses_nothing_but_steps(tmp_path):
     """The eight file operations of one checkpoint, spread over the first three checkpoints."""
     wanted = undisturbed("theseus_gumbel", tmp_path)
@@ -291,6 +295,8 @@ def test_kill_9_at_any_file_operation_of_a_checkpoint_loses_nothing_but_steps(tm
         assert not list(Path(folder).glob("checkpoints/.draft-*")), "what a kill left half written is cleared away"
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_kill_9_at_random_moments_loses_nothing_but_steps(tmp_path):
     killed = 0
     for name in ("everything trains", "a plain model, accumulated"):

@@ -131,7 +131,7 @@ def test_a_file_can_name_only_segues_own_kinds():
     assert str(error.value) == (
         "plan.gate has the kind 'gates.Gumbel', which is not one of Segue's.\n"
         "  Nearest names: gates.GumbelSoftmax.\n"
-        "  Hint: a newer version of Segue may have written it."
+        "  Hint: another version of Segue may have written it."
     )
     with pytest.raises(PlanError) as error:
         segue.Plan.from_dict({**written, "gate": {"kind": "gates.GumbelSoftmax", "temprature": 1}})

@@ -369,5 +369,5 @@ def _call(function: Any, what: str, options: dict[str, Any]) -> Any:
 
 
 def _neighbours(folder: Path) -> str:
-    beside = [str(path) for path in sorted(folder.parent.glob("*")) if path.is_dir()] if folder.parent.is_dir() else []
-    return nearest(str(folder), beside) if beside else "There is no such folder."
+    others = [str(path) for path in sorted(folder.parent.glob("*")) if path.is_dir()] if folder.parent.is_dir() else []
+    return nearest(str(folder), others) if others else "There is no such folder."

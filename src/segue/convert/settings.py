@@ -14,7 +14,7 @@ RENAMED = {"looks": "evaluations", "keep": "exclude"}  # settings of version 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What the command line needs to know about a setting, beside its type and default."""
+    """What the command line needs to know about a setting besides its type and default."""
 
     help: str
     min: float | None = None

@@ -1,1 +1,1 @@
-"""The running handover: what stands at a site, and what drives it."""
+"""The running handover: the module at a site, and what drives it."""

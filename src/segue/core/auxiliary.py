@@ -33,9 +33,7 @@ class AuxiliaryLosses:
     def __init__(self, plan: Plan, seams: dict[str, Seam], original: nn.Module | None) -> None:
         self.plan = plan
         self.seams = seams
-        self.original = (
-            original  # a frozen copy, where the backbone trains too, so that the teachers alone are not the original
-        )
+        self.original = original
         self.calls: list[Call] = []
         self.guidance: dict[str, float] = {}
         self.distill = 0.0

@@ -58,10 +58,10 @@ class _Listener:
         self.seam, self.linear = seam, linear
         self.mask: Tensor | None = None
         self.sums: RegressionSums | None = None
-        assert seam.teacher is not None
+        teacher = seam.present_teacher()
         self._handles = [
-            seam.teacher.register_forward_pre_hook(self._before, with_kwargs=True),
-            seam.teacher.register_forward_hook(self._after),
+            teacher.register_forward_pre_hook(self._before, with_kwargs=True),
+            teacher.register_forward_hook(self._after),
             linear.register_forward_hook(self._record),
         ]
 

@@ -23,7 +23,7 @@ from segue.core.verify import OptimizerWatch, Verification, verify
 from segue.errors import HandoverError
 from segue.plan import Plan, encode
 from segue.similarity import Similarity
-from segue.sites import Site, select
+from segue.sites import select
 from segue.students.initialisation import LeastSquares
 
 
@@ -49,7 +49,7 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, ex
         students = build_students(model, plan, sites)
         if example is not None:
             try_students(model, sites, students, example)
-        return Handover(model, plan, sites, students, total, backbone)
+        return Handover(backbone, students, total)
     except BaseException:
         backbone.restore()
         raise
@@ -58,37 +58,20 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, ex
 class Handover:
     """Drive a replacement: `step()` once per optimizer step, `finalize_()` at the end."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        plan: Plan,
-        sites: list[Site],
-        students: dict[str, nn.Module],
-        total_steps: int | None,
-        backbone: Backbone,
-    ) -> None:
-        self.model = model
-        self.plan = plan
-        self.sites = sites
+    def __init__(self, backbone: Backbone, students: dict[str, nn.Module], total_steps: int | None) -> None:
+        self._backbone = backbone
+        self.model, self.plan, self.sites = model, plan, sites = backbone.model, backbone.plan, backbone.sites
         self.steps_done = 0
         self._total_steps = total_steps
-        self._backbone = backbone
         self._ended: str | None = None
         self.backbone_hash: str | None = None  # taken at the first save
         self.refuses_unreached = plan.unreached == "error"
-        self._compiled = False  # the model as a whole has been compiled
+        self._compiled = False  # the root model has been compiled, not only parts of it
         self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         state = step_state(plan, sites, 0, total_steps)  # asks the user's functions before anything changes
-        passes = plan.teacher_gradient
-        self.seams = {
-            site.name: Seam(
-                surgery.teacher_at(model, site),
-                students[site.name],
-                site,
-                teacher_gradient=site.is_span if passes is None else passes,
-            )
-            for site in sites
-        }
+        self.seams = {site.name: Seam(surgery.teacher_at(model, site), students[site.name], site) for site in sites}
+        for seam in self.seams.values():
+            seam.teacher_gradient = seam.site.is_span if plan.teacher_gradient is None else plan.teacher_gradient
         self.teacher_hashes = {name: seam.teacher_hash for name, seam in self.seams.items()}  # as the handover began
         self.auxiliary = AuxiliaryLosses(plan, self.seams, frozen_original(model, plan))
         self._install()
@@ -97,13 +80,12 @@ class Handover:
     def _install(self) -> None:
         for site in self.sites:
             seam = self.seams[site.name]
-            assert seam.teacher is not None
-            seam.teacher.requires_grad_(False)
+            teacher = seam.present_teacher().requires_grad_(False)
             if not any(p.requires_grad for p in seam.student.parameters()):  # copied from a frozen teacher
                 for parameter in seam.student.parameters():
                     parameter.requires_grad_(parameter.is_floating_point())
             seam.train(self.model.training)
-            surgery.put_in_place(self.model, site, seam, seam.teacher)
+            surgery.put_in_place(self.model, site, seam, teacher)
         self._backbone.freeze()
         self._optimizers = OptimizerWatch(self.model, [seam.student for seam in self.seams.values()])
         self._handles: list[RemovableHandle] = [
@@ -321,8 +303,7 @@ class Handover:
             )
         students = {site: surgery.finished(self.seams[site.name].student) for site in self.sites}
         for site, student in students.items():
-            for name in site.names:
-                surgery.put(self.model, name, student)
+            surgery.put_at(self.model, site, student)
         self._leave("finalized")
         surgery.shorten_(self.model, self.sites)
         earlier = getattr(self.model, "segue", None)
@@ -333,9 +314,7 @@ class Handover:
         """Bring the original model back, bit for bit."""
         self.require_teachers("cancel_()")
         for site in self.sites:
-            teacher = self.seams[site.name].teacher
-            assert teacher is not None
-            surgery.put_back(self.model, site, teacher)
+            surgery.put_back(self.model, site, self.seams[site.name].present_teacher())
         self._leave("cancelled")
         self._backbone.restore_tensors()
         return self.model

@@ -73,7 +73,7 @@ def seed_all(*numbers: int) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Let a block draw as it likes, and go on afterwards as if it had not."""
+    """Let a block draw random numbers, and continue afterwards as if it had not."""
     before = states()
     try:
         yield

@@ -82,8 +82,12 @@ def mode_of(state: SeamState, weight: float | None, *, learning: bool, compared:
     return Mode.BLEND, watch
 
 
-# (training, gradients enabled): every kind of forward
-_FORWARDS = [(training, gradients) for training in (True, False) for gradients in (True, False)]
+def _modes(
+    state: SeamState, weight: float | None, mean: float | None, *, compared: bool
+) -> dict[tuple[bool, bool], tuple[Mode, Watch]]:
+    """Return the mode of every kind of forward: (in training or not, with gradients or not)."""
+    kinds = [(training, gradients) for training in (True, False) for gradients in (True, False)]
+    return {(t, g): mode_of(state, weight if t else mean, learning=t and g, compared=compared) for t, g in kinds}
 
 
 class Seam(nn.Module):
@@ -122,18 +126,9 @@ class Seam(nn.Module):
         self.state = state
         if (state.weight, state.mean) != (before.weight, before.mean):  # a write between forward and backward is an error
             self._write_buffers()
-        compared = state.compared or self.teacher is None
-        self.modes = {
-            (training, gradients): mode_of(
-                state, state.weight if training else state.mean, learning=training and gradients, compared=compared
-            )
-            for training, gradients in _FORWARDS
-        }
-        in_graph, traced = 1.0 if state.closed_in_graph else None, state.compared or state.closed_in_graph
-        self.modes_in_graph = {
-            (training, gradients): mode_of(state, in_graph, learning=training and gradients, compared=traced)
-            for training, gradients in _FORWARDS
-        }
+        self.modes = _modes(state, state.weight, state.mean, compared=state.compared or self.teacher is None)
+        weight = 1.0 if state.closed_in_graph else None
+        self.modes_in_graph = _modes(state, weight, weight, compared=state.compared or state.closed_in_graph)
 
     def _write_buffers(self) -> None:
         with torch.no_grad():
@@ -145,8 +140,8 @@ class Seam(nn.Module):
         self.configure(weight=weight, mean=mean)
 
     def release_teacher(self) -> nn.Module:
-        """Give the teacher away for good; the student stands alone."""
-        teacher, self.teacher = self._present_teacher(), None
+        """Drop the teacher for good and return it; the student stays alone."""
+        teacher, self.teacher = self.present_teacher(), None
         self.configure(closed_in_graph=True)
         return teacher
 
@@ -165,22 +160,23 @@ class Seam(nn.Module):
             mode, watch = self.modes[self.training, gradients]
             weight = self.state.weight if self.training else self.state.mean
             self.reached.add(self.training)
-            self.blind |= self.training and not gradients and mode is not Mode.TEACHER
+            if self.training and not gradients and mode is not Mode.TEACHER:
+                self.blind = True
 
-        if mode is Mode.TEACHER:
-            return self._present_teacher()(*args, **kwargs)
-        if mode is Mode.STUDENT:
-            return self._student_alone(args, kwargs, watch)
+        if mode is Mode.STUDENT:  # first: a closed seam costs next to nothing
+            output = self.student(*args, **kwargs)
+            if watch is not Watch.NOTHING:
+                self._record(None, output, watch)
+            return output
+        if mode is Mode.BLEND:
+            return self._blend(args, kwargs, weight, watch)
         if mode is Mode.SKIP_STUDENT:
             return self._skip_student(args, kwargs)
         if mode is Mode.HOLD:
             return self._blend(args, kwargs, 0.0, watch, hold=True)
-        return self._blend(args, kwargs, 1.0 if mode is Mode.COMPARE else weight, watch)
-
-    def _student_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch) -> Any:
-        output = self.student(*args, **kwargs)
-        self._record(None, output, watch)
-        return output
+        if mode is Mode.COMPARE:
+            return self._blend(args, kwargs, 1.0, watch)
+        return self.present_teacher()(*args, **kwargs)
 
     def _skip_student(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not (self.training and torch.is_grad_enabled()):
@@ -193,10 +189,10 @@ class Seam(nn.Module):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], weight: float | Tensor, watch: Watch, hold: bool = False
     ) -> Any:
         teacher, student = self._both(args, kwargs, hold)
-        self._record(teacher[0], student[0], watch)
         recorded = watch is not Watch.NOTHING
-        if hold and recorded:
-            student = detached(student)  # guidance alone teaches it: no graph through the model
+        if recorded:
+            self._record(teacher[0], student[0], watch)
+            student = detached(student) if hold else student  # guidance alone teaches it: no graph through the model
 
         def join(t: Tensor, s: Tensor) -> Tensor:
             output = mix(t, s, weight)  # copied where it is a recorded tensor, which later code could change in place
@@ -224,13 +220,14 @@ class Seam(nn.Module):
         return (teacher, teachers if same_layout(teachers, students) else students), (student, students)
 
     def _call_teacher(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        teacher = self._present_teacher()
+        teacher = self.present_teacher()
         if self.teacher_gradient:
             return teacher(*args, **kwargs)
         with torch.no_grad():
             return teacher(*args, **kwargs)
 
-    def _present_teacher(self) -> nn.Module:
+    def present_teacher(self) -> nn.Module:
+        """Return the teacher, or raise if it has been released."""
         if self.teacher is None:
             raise HandoverError(
                 f"the teacher at site {self.site.name!r} is not in memory.",
@@ -240,8 +237,6 @@ class Seam(nn.Module):
         return self.teacher
 
     def _record(self, teacher: Any, student: Any, watch: Watch) -> None:
-        if watch is Watch.NOTHING:
-            return
         if torch.compiler.is_compiling():
             refuse_recording_under_checkpointing()
         elif torch._C._current_graph_task_id() != -1:
@@ -394,7 +389,7 @@ refuse_recording_under_checkpointing._dynamo_marked_constant = True  # type: ign
 
 
 def _in_checkpointed_region_of_one_graph() -> bool:
-    """Ask torch's tracer; it has no public answer, so where its internals differ torch's own error stands."""
+    """Ask torch's tracer; it has no public interface, so where its internals differ the error is that of torch."""
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 

@@ -21,6 +21,12 @@ def put(model: nn.Module, name: str, module: nn.Module) -> None:
     getattr(place, "_orig_mod", place).register_module(leaf, module)  # torch.compile(part) wraps it
 
 
+def put_at(model: nn.Module, site: Site, module: nn.Module) -> None:
+    """Place a module at a site, under all its names."""
+    for name in site.names:
+        put(model, name, module)
+
+
 def teacher_at(model: nn.Module, site: Site) -> nn.Module:
     """Return the original at a site: its module, or the chain of a span's layers."""
     if not site.is_span:
@@ -30,8 +36,7 @@ def teacher_at(model: nn.Module, site: Site) -> nn.Module:
 
 def put_in_place(model: nn.Module, site: Site, module: nn.Module, teacher: nn.Module) -> None:
     """Place a module at a site; the other layers of a span return their input."""
-    for name in site.names:
-        put(model, name, module)
+    put_at(model, site, module)
     if isinstance(teacher, Chain):
         for name in site.members[1:]:
             put(model, name, Passthrough(teacher.in_tuples))
@@ -39,8 +44,7 @@ def put_in_place(model: nn.Module, site: Site, module: nn.Module, teacher: nn.Mo
 
 def put_back(model: nn.Module, site: Site, teacher: nn.Module) -> None:
     """Place the original at its site again."""
-    for name in site.names:
-        put(model, name, teacher)
+    put_at(model, site, teacher)
     if isinstance(teacher, Chain):
         for name, layer in zip(site.members, teacher.layers, strict=True):
             put(model, name, layer)
@@ -52,13 +56,11 @@ def in_place_of_seams(model: nn.Module, modules: dict[Site, nn.Module]) -> Itera
     seams = {site: model.get_submodule(site.name) for site in modules}
     try:
         for site, module in modules.items():
-            for name in site.names:
-                put(model, name, module)
+            put_at(model, site, module)
         yield
     finally:
         for site, seam in seams.items():
-            for name in site.names:
-                put(model, name, seam)
+            put_at(model, site, seam)
 
 
 def finished(student: nn.Module) -> nn.Module:
@@ -132,14 +134,12 @@ def free(modules: list[nn.Module], model: nn.Module) -> None:
 
 def shorten_(model: nn.Module, sites: list[Site]) -> Callable[[], None]:
     """Take the layers that a span no longer needs out of their lists, with new numbers and counts; return what undoes it."""
-    undo: list[Callable[[], None]] = []
     gone: dict[str, set[str]] = {}
     for site in sites:
         for name in site.members[1:]:
             layers, _, number = name.rpartition(".")
             gone.setdefault(layers, set()).add(number)
-    for layers, numbers in gone.items():
-        undo.append(_shorten(model, layers, numbers))
+    undo = [_shorten(model, layers, numbers) for layers, numbers in gone.items()]
 
     def undo_all() -> None:
         for step in reversed(undo):

@@ -75,7 +75,7 @@ def fingerprint(tensors: dict[str, Tensor]) -> str:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor that may be sharded over ranks."""
+    """Return the full tensor where it may be sharded over ranks."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 

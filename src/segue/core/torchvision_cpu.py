@@ -1,8 +1,8 @@
-"""Make torchvision import beside a CPU-only torch.
+"""Make torchvision import next to a CPU-only torch.
 
-Torchvision's wheel from the package index is built for CUDA. Beside a CPU build of torch its compiled operators do not load,
+Torchvision's wheel from the package index is built for CUDA. Next to a CPU build of torch its compiled operators do not load,
 and its import stops at "operator torchvision::nms does not exist"; timm and parts of transformers then fail too. Declaring
-the schemas of the two operators that the import looks for is enough; nothing here implements them, so calling them fails.
+the schemas of the two operators that the import needs is enough; nothing here implements them, so calling them fails.
 `import segue` prepares this, and it happens at the moment torchvision is imported.
 """
 

@@ -24,7 +24,7 @@ def data_in(page: str) -> dict[str, Any]:
 
 
 def has_lines(page: Any, figure: str, count: int) -> None:
-    """Wait for a figure to show so many lines: it is drawn when the browser has told it its size."""
+    """Wait for a figure to show so many lines: it is drawn when the browser knows its size."""
     from playwright.sync_api import expect
 
     expect(page.locator(f"#figure-{figure} path.series")).to_have_count(count)

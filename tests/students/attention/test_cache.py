@@ -286,7 +286,7 @@ def test_a_state_is_not_read_as_keys_and_values():
 
 @every_operator
 def test_a_state_does_not_grow(name):
-    """What is kept alive counts, not what is seen of it: a slice keeps its whole tensor."""
+    """What is kept alive counts, not what is seen of it: a slice keeps its complete tensor."""
     model, sizes = converted(name), []
     cache = DynamicCache(config=model.config)
     for tokens in (60, 40, 1, 899, 1):
@@ -366,7 +366,7 @@ BLENDS: dict[str, dict[str, Any]] = {
     "a soft coin": {"schedule": constant(0.8), "gate": segue.gates.GumbelSoftmax()},
     "a coin": {"schedule": constant(0.5), "gate": segue.gates.Bernoulli()},
     "teachers": {"schedule": constant(1.0)},
-    "students, teachers beside them": {"schedule": constant(0.0), "release": False},
+    "students, teachers in memory": {"schedule": constant(0.0), "release": False},
     "another share at each site": {
         "schedule": segue.schedules.PerSite(
             schedules={"**.0.*": constant(0.0), "**.1.*": constant(0.5)}, otherwise=constant(1.0)

@@ -52,7 +52,7 @@ def test_a_block_looks_at_its_neighbours_only_where_there_are_any():
 @pytest.mark.parametrize("sides", [(0, 0), (1, 0), (1, 1)])
 def test_neighbours_and_distances_name_the_same_keys(sides):
     size, tokens = 3, 8
-    places = torch.arange(1, tokens + 1)[None, None, :, None]  # 0 is what lies outside
+    places = torch.arange(1, tokens + 1)[None, None, :, None]  # 0 is outside
     beside, far = neighbours(split(places, size), sides), distances(size, sides, CPU)
     assert beside.shape == (1, 1, 3, size * (1 + sum(sides)), 1)
     assert far.shape == (size, size * (1 + sum(sides)))
