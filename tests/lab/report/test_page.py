@@ -303,6 +303,7 @@ def test_dark_follows_the_system_and_the_button(visit):
     assert stroke(light) == stroke(dark)
     dark.locator("#theme").click()
     assert paper(dark) == "rgb(246, 247, 249)"
+    light.wait_for_timeout(300)  # the browser stores the choice asynchronously
     light.reload()
     assert paper(light) == "rgb(16, 19, 24)"  # the choice is kept
 
