@@ -34,7 +34,7 @@ class Settings:
     classes: int = 100
     sites: str = "blocks.*.attn"
     batch: int = 8
-    small_batch: int = 4  # for the whole run, the growing number of sites and the growing images
+    small_batch: int = 4  # for the complete run, the growing number of sites and the growing images
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     images: tuple[int, ...] = (96, 160, 224, 288, 384, 512, 640)
     counts: tuple[int, ...] = tuple(range(1, 13))  # of replaced modules

@@ -26,11 +26,11 @@ def test_cost_of_one_plan_phase_by_phase(tmp_path, monkeypatch):
     monkeypatch.setattr(commands.console, "width", 240)
     shown = call("cost", "demo", "dcr", "--sites", "blocks.*.attn", "--steps", "50", "--picture", str(tmp_path / "cost.png"))
     rows = table_of(shown)
-    assert list(rows) == ["blend", "after takeover", "whole run", "student-only", "full-teacher distillation"]
+    assert list(rows) == ["blend", "after takeover", "complete run", "student-only", "full-teacher distillation"]
     assert [rows[name][0] for name in rows] == ["10", "40", "50", "50", "50"]
     model = VisionTransformer()
     by_hand = segue.cost(model, segue.methods.dcr(sites="blocks.*.attn"), torch.zeros(8, 1, 8, 8), total_steps=50)
-    assert rows["whole run"][2:4] == [f"{by_hand.to_student_only:.3f}", f"{by_hand.to_distillation:.3f}"]
+    assert rows["complete run"][2:4] == [f"{by_hand.to_student_only:.3f}", f"{by_hand.to_distillation:.3f}"]
     assert all(sentence in shown for sentence in by_hand.sentences)
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
 

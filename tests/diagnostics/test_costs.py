@@ -106,7 +106,7 @@ def test_where_nothing_is_added_no_number_of_modules_breaks_even():
     phase = Phase(name="after takeover", steps=2, flops=10.0, saved_bytes=0, parameters=1)
     found = Cost(phases=(phase,), student_only=phase, distillation=phase, teachers={"a": 2}, teacher_pass=6, per_step=(10, 10))
     assert (found.break_even, found.break_even_blend, found.to_student_only) == (math.inf, 3.0, 1.0)
-    assert "no number of modules for the whole run" in str(found)
+    assert "no number of modules for the complete run" in str(found)
 
 
 def test_a_run_of_blends_is_the_sum_that_one_writes_by_hand(original):
@@ -366,16 +366,16 @@ def test_it_prints_a_table_and_three_sentences(original):
     table, sentences = str(found).split("\n\n")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert {len(row) for row in rows} == {8}
-    names = ["blend", "after takeover", "whole run", "student-only", "full-teacher distillation"]
+    names = ["blend", "after takeover", "complete run", "student-only", "full-teacher distillation"]
     assert [row[0] for row in rows[2:]] == names
     assert [row[1] for row in rows[2:]] == ["4", "16", "20", "20", "20"]
     relative = {row[0]: (float(row[3]), float(row[4])) for row in rows[2:]}
     assert relative["student-only"][0] == relative["full-teacher distillation"][1] == 1.0
-    assert relative["whole run"] == pytest.approx((found.to_student_only, found.to_distillation), abs=1e-3)
+    assert relative["complete run"] == pytest.approx((found.to_student_only, found.to_distillation), abs=1e-3)
     share = sum(found.teachers.values()) / found.teacher_pass
     assert f"Replaced: 2 modules, {share:.1%} of a forward of the original." in sentences
     assert f"Break-even with a full teacher: {found.break_even_blend:.1f} modules like these" in sentences
-    assert f"{found.break_even:.1f} modules for the whole run (this plan replaces 2)." in sentences
+    assert f"{found.break_even:.1f} modules for the complete run (this plan replaces 2)." in sentences
 
 
 def test_it_travels_as_plain_data(original):

@@ -104,7 +104,7 @@ def _plans(plan: str, sites: str | None, outline: nn.Module, name: str) -> dict[
 def _by_phase(found: Cost, title: str) -> Table:
     table = Table(*HEADINGS, title=title)
     for phase in found.rows:
-        table.add_row(*found.cells(phase), end_section=phase == found.whole)
+        table.add_row(*found.cells(phase), end_section=phase == found.total)
     return table
 
 
@@ -120,7 +120,7 @@ def _side_by_side(found: dict[str, Cost], title: str) -> Table:
     )
     table = Table(*headings, title=f"{title}; means over the complete run")
     for label, one in found.items():
-        total = one.whole
+        total = one.total
         highest = max(one.phases, key=lambda phase: phase.flops)
         table.add_row(
             escape(label),

@@ -56,7 +56,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The cost of a plan by phase and over the whole run, and of the two trainings that it is compared with."""
+    """The cost of a plan by phase and over the complete run, and of the two trainings that it is compared with."""
 
     phases: tuple[Phase, ...]
     student_only: Phase  # the same students, trained without any teacher
@@ -71,17 +71,17 @@ class Cost:
 
     @property
     def flops(self) -> float:
-        """Operations of the whole run."""
+        """Operations of the complete run."""
         return sum(self.per_step)
 
     @property
     def to_student_only(self) -> float:
-        """Operations of the whole run, relative to student-only training."""
+        """Operations of the complete run, relative to student-only training."""
         return _ratio(self.flops, self.steps * self.student_only.flops)
 
     @property
     def to_distillation(self) -> float:
-        """Operations of the whole run, relative to distillation by a full teacher."""
+        """Operations of the complete run, relative to distillation by a full teacher."""
         return _ratio(self.flops, self.steps * self.distillation.flops)
 
     @property
@@ -134,10 +134,10 @@ class Cost:
         ]
 
     @property
-    def whole(self) -> Phase:
-        """The whole run as one phase: the mean of its operations, the most of its bytes and parameters."""
+    def total(self) -> Phase:
+        """The complete run as one phase: the mean of its operations, the most of its bytes and parameters."""
         return Phase(
-            name="whole run",
+            name="complete run",
             steps=self.steps,
             flops=self.flops / self.steps,
             saved_bytes=max(phase.saved_bytes for phase in self.phases),
@@ -146,8 +146,8 @@ class Cost:
 
     @property
     def rows(self) -> tuple[Phase, ...]:
-        """The phases, the whole run, and the two trainings that it is compared with."""
-        return (*self.phases, self.whole, self.student_only, self.distillation)
+        """The phases, the complete run, and the two trainings that it is compared with."""
+        return (*self.phases, self.total, self.student_only, self.distillation)
 
     @property
     def notes(self) -> list[str]:
@@ -155,11 +155,11 @@ class Cost:
         sites = len(self.teachers)
         share = sum(self.teachers.values()) / self.teacher_pass if self.teacher_pass else 0.0
         return [
-            f"The whole run costs {self.to_student_only:.3f} x student-only training "
+            f"The complete run costs {self.to_student_only:.3f} x student-only training "
             f"and {self.to_distillation:.3f} x distillation by a full teacher.",
             f"Replaced: {sites} module{'s' * (sites != 1)}, {share:.1%} of a forward of the original.",
             f"Break-even with a full teacher: {_modules(self.break_even_blend)} like these for one step of a blend, "
-            f"{_modules(self.break_even)} for the whole run (this plan replaces {sites}).",
+            f"{_modules(self.break_even)} for the complete run (this plan replaces {sites}).",
         ]
 
     def draw(self, path: str | os.PathLike[str]) -> Path:

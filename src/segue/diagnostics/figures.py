@@ -26,7 +26,7 @@ def draw_cost(cost: Cost, path: Path) -> Path:
         axes.axhline(phase.flops / scale, color=SOFT if style == "--" else WARM, linestyle=style, label=phase.name)
     axes.set(xlabel="step", ylabel=f"{unit} per step", ylim=(0, None), xlim=(0, cost.steps))
     axes.set_title(
-        f"whole run: {cost.to_student_only:.3f} x student-only, {cost.to_distillation:.3f} x full-teacher distillation",
+        f"complete run: {cost.to_student_only:.3f} x student-only, {cost.to_distillation:.3f} x full-teacher distillation",
         fontsize=9,
     )
     axes.legend(frameon=False, fontsize=8, loc="lower right")

@@ -40,8 +40,8 @@ COUNTED: dict[str, Callable[[Cost], float]] = {
     "to_student_only": lambda cost: cost.to_student_only,
     "to_distillation": lambda cost: cost.to_distillation,
     "blend_to_student_only": lambda cost: _blend_step(cost) / cost.student_only.flops,
-    "bytes_to_student_only": lambda cost: cost.whole.saved_bytes / cost.student_only.saved_bytes,
-    "extra_parameters": lambda cost: cost.whole.parameters - cost.student_only.parameters,
+    "bytes_to_student_only": lambda cost: cost.total.saved_bytes / cost.student_only.saved_bytes,
+    "extra_parameters": lambda cost: cost.total.parameters - cost.student_only.parameters,
     "of_a_full_teacher": lambda cost: len(cost.teachers) / cost.break_even,  # extra operations, over those of a full teacher
     "break_even": lambda cost: cost.break_even,
     "break_even_blend": lambda cost: cost.break_even_blend,
