@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 import segue
 from segue.convert.data import Data, load
+from segue.convert.options import Conversion
 from segue.convert.pretrained import Base, open_base
-from segue.convert.settings import Conversion
 from segue.training.distributed import Processes
 from segue.training.evaluation import Evaluator
 from tests.helpers.command import call

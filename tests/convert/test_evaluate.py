@@ -13,8 +13,8 @@ import torch
 import segue
 from segue.convert import evaluate, evaluation_page
 from segue.convert.data import load
+from segue.convert.options import Conversion, EvalSettings
 from segue.convert.pretrained import open_base
-from segue.convert.settings import Conversion, EvalSettings
 from segue.errors import CheckpointError, ConfigError, DataError
 from tests.convert.small_models import model, save
 from tests.helpers.command import call

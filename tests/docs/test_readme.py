@@ -21,7 +21,7 @@ def test_it_says_things_in_the_order_that_a_newcomer_asks():
     parts = [
         "![",
         "## Install",
-        "## Ten lines",
+        "## A training loop",
         "segue convert",
         "## When",
         "## What",

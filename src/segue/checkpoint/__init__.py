@@ -1,4 +1,4 @@
-"""Checkpoints: stop, resume, rebuild; safetensors and JSON, no pickle."""
+"""Checkpoints: stop, resume, rebuild; no pickle. `state` says what is saved, `packing` how, `folders` where on disk."""
 
 from segue.checkpoint.state import load_, save
 

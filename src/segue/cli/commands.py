@@ -18,8 +18,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 import segue
-from segue.convert.settings import Conversion, EvalSettings
-from segue.convert.settings import options as options_of
+from segue.convert.options import Conversion, EvalSettings
+from segue.convert.options import options as options_of
 from segue.errors import ConfigError, SegueError, nearest
 
 app = typer.Typer(

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from segue.convert import folder, parse, pretrained
+from segue.convert import folder, pretrained
+from segue.convert import parse_student as parse
 from segue.convert.data import Data, load
+from segue.convert.options import Conversion
 from segue.convert.pretrained import Base, open_base
-from segue.convert.settings import Conversion
 from segue.errors import ConfigError, SiteError, nearest
 from segue.losses import FeatureGuidance
 from segue.methods import ALL

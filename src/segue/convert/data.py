@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from segue.convert.options import Conversion
 from segue.convert.pretrained import Base
-from segue.convert.settings import Conversion
 from segue.convert.tasks import IGNORED, HiddenToken, Labels, NextToken, Outputs, Task, embedded
 from segue.data.augment import normalise
 from segue.data.dataset import Dataset

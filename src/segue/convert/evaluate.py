@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from segue.convert import compare, evaluation_page, pretrained
 from segue.convert.data import Data, load, require_positions
+from segue.convert.options import Conversion, EvalSettings
 from segue.convert.pretrained import Base, open_base
-from segue.convert.settings import Conversion, EvalSettings
 from segue.errors import CheckpointError, ConfigError, DataError
 from segue.reporting.formatting import counted, duration, interval, memory, percent_interval, significant
 from segue.reporting.palette import require_matplotlib

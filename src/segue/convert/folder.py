@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from segue.checkpoint.folders import hash_file
 from segue.convert import pretrained, speed
 from segue.convert.data import Data
+from segue.convert.options import Conversion
 from segue.convert.pretrained import Base
-from segue.convert.settings import Conversion
 from segue.convert.tasks import Task
 from segue.core.tensor_files import full
 from segue.plan import Plan

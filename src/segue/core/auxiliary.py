@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from segue.core.backbone import evaluating, plain_attention
 from segue.core.blending import first_floating, tensors
-from segue.core.modes import evaluating, plain_attention
 from segue.core.seam import Seam, Watch
 from segue.core.step_state import StepState
 from segue.errors import HandoverError, PlanError

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from segue.core.backbone import evaluating, plain_attention
 from segue.core.blending import call_arguments, copy_caches, merge
-from segue.core.modes import evaluating, plain_attention
 from segue.core.surgery import teacher_at, unreached
 from segue.errors import StudentError
 from segue.plan import Plan

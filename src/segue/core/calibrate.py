@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from segue.core.backbone import evaluating, plain_attention
 from segue.core.blending import call_arguments, copy_caches, first_floating
-from segue.core.modes import evaluating, plain_attention
 from segue.core.seam import Seam
 from segue.core.surgery import unreached
 from segue.core.tensor_files import sharded_like
@@ -58,7 +58,7 @@ class _Listener:
         self.seam, self.linear = seam, linear
         self.mask: Tensor | None = None
         self.sums: RegressionSums | None = None
-        teacher = seam.present_teacher()
+        teacher = seam.require_teacher()
         self._handles = [
             teacher.register_forward_pre_hook(self._before, with_kwargs=True),
             teacher.register_forward_hook(self._after),

@@ -13,10 +13,10 @@ from torch.utils.hooks import RemovableHandle
 
 from segue.core import surgery, views
 from segue.core.auxiliary import AuxiliaryLosses, frozen_original
+from segue.core.backbone import Backbone
 from segue.core.blending import padding_mask
 from segue.core.building import build_students, try_students
 from segue.core.calibrate import Fitted, calibrate
-from segue.core.modes import Backbone
 from segue.core.seam import Seam, View, Watch
 from segue.core.step_state import StepState, checked_total, closed_for_good, closed_in_graphs, progress_at, step_state
 from segue.core.verify import OptimizerWatch, Verification, verify
@@ -80,7 +80,7 @@ class Handover:
     def _install(self) -> None:
         for site in self.sites:
             seam = self.seams[site.name]
-            teacher = seam.present_teacher().requires_grad_(False)
+            teacher = seam.require_teacher().requires_grad_(False)
             if not any(p.requires_grad for p in seam.student.parameters()):  # copied from a frozen teacher
                 for parameter in seam.student.parameters():
                     parameter.requires_grad_(parameter.is_floating_point())
@@ -314,7 +314,7 @@ class Handover:
         """Bring the original model back, bit for bit."""
         self.require_teachers("cancel_()")
         for site in self.sites:
-            surgery.put_back(self.model, site, self.seams[site.name].present_teacher())
+            surgery.put_back(self.model, site, self.seams[site.name].require_teacher())
         self._leave("cancelled")
         self._backbone.restore_tensors()
         return self.model

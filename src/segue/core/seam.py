@@ -1,8 +1,8 @@
 """The seam: the module at a site while teacher and student share the work.
 
 It knows nothing of gates, schedules or methods. It holds a teacher, a student and one number, the student's weight, and blends
-every floating tensor that the two return. The handover writes its state once a step (`configure`). From that state one pure
-function, `mode_of`, decides what the next forwards do, and `forward` does it.
+every floating-point tensor that the two return. The handover writes its state once a step (`configure`). From that state one
+pure function, `mode_of`, decides what the next forwards do, and `forward` does it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SeamState:
     view: View = View.BLEND
     watch: Watch = Watch.NOTHING
     measuring: bool = False  # record in evaluation and without gradients too
-    hold: bool = False
+    hold: bool = False  # return the teacher's output; the student learns from guidance alone
     compared: bool = False  # both sides have run once and return the same kind of output, so one may be left out
     closed_in_graph: bool = False  # compiled code leaves the teacher out; set for groups of sites at a time
 
@@ -106,9 +106,9 @@ class Seam(nn.Module):
         self.student = student
         self.site = site
         self.teacher_gradient = teacher_gradient
-        self.reached: set[bool] = set()  # whether a training, an evaluation forward has passed; eager code only
+        self.reached: set[bool] = set()  # True after a training forward, False after an evaluation forward; eager code only
         self.blind = False  # a training forward has passed without gradients
-        self.records: list[tuple[Tensor, ...]] = []
+        self.records: list[tuple[Tensor, ...]] = []  # per forward: (teacher, student), or the student alone
         device = next((p.device for p in (*teacher.parameters(), *student.parameters())), None)
         self.register_buffer("student_weight", torch.zeros((), dtype=torch.float32, device=device), persistent=False)
         self.register_buffer("student_mean", torch.zeros((), dtype=torch.float32, device=device), persistent=False)
@@ -124,7 +124,10 @@ class Seam(nn.Module):
         """
         before, state = self.state, dataclasses.replace(self.state, **changes)
         self.state = state
-        if (state.weight, state.mean) != (before.weight, before.mean):  # a write between forward and backward is an error
+        if (state.weight, state.mean) != (
+            before.weight,
+            before.mean,
+        ):  # autograd refuses a buffer written between forward and backward
             self._write_buffers()
         self.modes = _modes(state, state.weight, state.mean, compared=state.compared or self.teacher is None)
         weight = 1.0 if state.closed_in_graph else None
@@ -141,7 +144,7 @@ class Seam(nn.Module):
 
     def release_teacher(self) -> nn.Module:
         """Drop the teacher for good and return it; the student stays alone."""
-        teacher, self.teacher = self.present_teacher(), None
+        teacher, self.teacher = self.require_teacher(), None
         self.configure(closed_in_graph=True)
         return teacher
 
@@ -176,7 +179,7 @@ class Seam(nn.Module):
             return self._blend(args, kwargs, 0.0, watch, hold=True)
         if mode is Mode.COMPARE:
             return self._blend(args, kwargs, 1.0, watch)
-        return self.present_teacher()(*args, **kwargs)
+        return self.require_teacher()(*args, **kwargs)
 
     def _skip_student(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not (self.training and torch.is_grad_enabled()):
@@ -220,13 +223,13 @@ class Seam(nn.Module):
         return (teacher, teachers if same_layout(teachers, students) else students), (student, students)
 
     def _call_teacher(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        teacher = self.present_teacher()
+        teacher = self.require_teacher()
         if self.teacher_gradient:
             return teacher(*args, **kwargs)
         with torch.no_grad():
             return teacher(*args, **kwargs)
 
-    def present_teacher(self) -> nn.Module:
+    def require_teacher(self) -> nn.Module:
         """Return the teacher, or raise if it has been released."""
         if self.teacher is None:
             raise HandoverError(
@@ -242,9 +245,10 @@ class Seam(nn.Module):
         elif torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing recomputes this forward during backward; it was recorded the first time
         recorded = first_floating(student, self.site)
-        # the teacher's output is a target: no loss may move it, not even where the gradient passes the teacher
-        pair = watch is Watch.PAIR
-        self.records.append((first_floating(teacher, self.site).detach(), recorded) if pair else (recorded,))
+        if watch is Watch.PAIR:  # the teacher's output is a target: no loss may move it, even where its gradient passes
+            self.records.append((first_floating(teacher, self.site).detach(), recorded))
+        else:
+            self.records.append((recorded,))
 
     def _anchored(self, output: Any) -> Any:
         """Tie an output to the skipped student, with zero gradients, so that backward() and DDP find every parameter."""
@@ -266,7 +270,7 @@ class Seam(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Seam:
-        """Keep the weight in float32 when the model is cast: bfloat16 has only 27 numbers in [0.9, 1]."""
+        """Keep the weight in float32 when the model is cast: bfloat16 rounds 101 weights in [0.9, 1] to 27."""
         before = self._teacher_dtypes()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.teacher is not None and self._teacher_dtypes() != before:

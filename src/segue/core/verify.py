@@ -74,14 +74,14 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
                 pairs = {name: seam.records for name, seam in seams.items()}
         report.add("every site is called", [] if handover.plan.unreached == "ignore" else missed)
 
-        with in_place_of_seams(model, {s: seams[s.name].present_teacher() for s in handover.sites}):
+        with in_place_of_seams(model, {s: seams[s.name].require_teacher() for s in handover.sites}):
             report.add("teacher-only equals the original model, bit for bit", _differences(call(), teachers_view))
         with in_place_of_seams(model, {s: seams[s.name].student for s in handover.sites}):
             report.add("student-only equals the finalized model, bit for bit", _differences(call(), students_view))
 
         infinite = [name for name, records in pairs.items() if any(_finite(t) and not _finite(s) for t, s in records)]
         report.add("every student returns finite numbers where its teacher does", infinite)
-        hashes = {name: fingerprint(seam.present_teacher().state_dict()) for name, seam in seams.items()}
+        hashes = {name: fingerprint(seam.require_teacher().state_dict()) for name, seam in seams.items()}
         changed = [name for name, digest in hashes.items() if digest != seams[name].teacher_hash]
         report.add("teachers are unchanged", changed)
         _check_gradients(handover, call, report, [name for name in seams if name not in missed])

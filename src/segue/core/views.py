@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from segue.core.modes import evaluating, plain_attention
+from segue.core.backbone import evaluating, plain_attention
 from segue.core.seam import Seam, View, Watch
 from segue.core.tensor_files import full
 from segue.similarity import Similarity, measure

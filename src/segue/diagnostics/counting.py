@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from segue.core.backbone import plain_attention
 from segue.core.blending import padding_mask
 from segue.core.handover import replace_
-from segue.core.modes import plain_attention
 from segue.core.step_state import step_state
 from segue.errors import SegueWarning
 from segue.plan import Plan

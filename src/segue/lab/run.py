@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from segue import similarity
 from segue.checkpoint import state as checkpoint
+from segue.core.backbone import evaluating
 from segue.core.blending import first_floating, padding_mask
 from segue.core.handover import Handover
-from segue.core.modes import evaluating
 from segue.diagnostics.costs import Cost, cost
 from segue.diagnostics.recorder import Recorder
 from segue.errors import ConfigError

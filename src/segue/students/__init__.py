@@ -15,7 +15,7 @@ from torch import nn
 from segue.sites import Site
 from segue.students.attention import mixers
 from segue.students.attention.fla import FlaLayer
-from segue.students.attention.registry import register_attention
+from segue.students.attention.interfaces import register_attention
 from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection, split_qkv
 
 if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the folders; a name that is missing here has type Any

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from segue.core.backbone import evaluating
 from segue.core.blending import padding_mask
 from segue.core.handover import Handover
-from segue.core.modes import evaluating
 from segue.similarity import Similarity
 from segue.training.batches import size
 from segue.training.distributed import Processes

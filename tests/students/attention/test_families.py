@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import segue
-from segue.core.modes import plain_attention
+from segue.core.backbone import plain_attention
 from segue.errors import StudentError
 from segue.sites import Site, select
 from segue.students import CopyMatching, LinearAttention, Softmax
-from segue.students.attention.registry import interface_of
+from segue.students.attention.interfaces import interface_of
 from tests.helpers import models
 from tests.helpers.models import Batch
 from tests.students import cases

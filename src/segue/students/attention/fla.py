@@ -14,8 +14,8 @@ from torch import nn
 
 from segue.errors import MissingExtraError, PlanError, StudentError, nearest
 from segue.sites import Site
+from segue.students.attention.interfaces import copy_attributes_, interface_of
 from segue.students.attention.module import MaskCheck
-from segue.students.attention.registry import copy_attributes_, interface_of
 from segue.students.attention.spec import AttentionInterface, AttentionSpec
 
 PACKAGE = "flash-linear-attention"

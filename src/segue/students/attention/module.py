@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from segue.errors import PlanError, StudentError
 from segue.sites import Site
+from segue.students.attention.interfaces import copy_attributes_, interface_of
 from segue.students.attention.mixer import Mixer, not_causal, repeat_heads
-from segue.students.attention.registry import copy_attributes_, interface_of
 from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection, rotate
 from segue.students.initialisation import CopyMatching, Initialisation, Original
 

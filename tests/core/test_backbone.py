@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import segue
-from segue.core.modes import evaluating, plain_attention
+from segue.core.backbone import evaluating, plain_attention
 from tests.helpers.tiny import SITES, Net, optimizer_for, same_state, train
 
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from segue.cli import commands
-from segue.convert.settings import RENAMED, Conversion, EvalSettings, options, sizes
+from segue.convert.options import RENAMED, Conversion, EvalSettings, options, sizes
 from segue.errors import ConfigError
 
 NEEDED = {"model": "m", "sites": "s", "student": "Reinit", "data": "d", "steps": 1}

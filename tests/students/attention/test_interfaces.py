@@ -15,8 +15,8 @@ from segue.errors import StudentError
 from segue.sites import Site, select
 from segue.students import LinearAttention, Softmax
 from segue.students.attention import families
-from segue.students.attention import registry as interfaces
-from segue.students.attention.registry import interface_of
+from segue.students.attention import interfaces as interfaces
+from segue.students.attention.interfaces import interface_of
 from tests.students.cases import BERT, LLAMA, TIMM, TORCHVISION, Family
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")

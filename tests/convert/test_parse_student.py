@@ -3,7 +3,7 @@
 import pytest
 
 from segue import students
-from segue.convert import parse
+from segue.convert import parse_student as parse
 from segue.errors import ConfigError
 from segue.sites import Span
 
