@@ -31,7 +31,7 @@ def test_cost_of_one_plan_phase_by_phase(tmp_path, monkeypatch):
     model = VisionTransformer()
     by_hand = segue.cost(model, segue.methods.dcr(sites="blocks.*.attn"), torch.zeros(8, 1, 8, 8), total_steps=50)
     assert rows["complete run"][2:4] == [f"{by_hand.to_student_only:.3f}", f"{by_hand.to_distillation:.3f}"]
-    assert all(sentence in shown for sentence in by_hand.sentences)
+    assert all(sentence in shown for sentence in by_hand.notes)
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
 
 
