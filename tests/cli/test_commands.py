@@ -92,6 +92,7 @@ def test_methods_lists_all_of_them():
         assert name in shown
 
 
+@pytest.mark.slow
 def test_run_then_resume_then_the_result_is_there(tmp_path):
     printed = call("run", "--method", "dcr", "--out", str(tmp_path), *TINY, "--set", "recipe.lr=1e-3", "--set", "evaluations=2")
     folder = tmp_path / "dcr-seed0"
@@ -104,6 +105,7 @@ def test_run_then_resume_then_the_result_is_there(tmp_path):
     assert "students alone" in call("resume", str(folder))
 
 
+@pytest.mark.slow
 def test_a_grid_its_failure_its_report_and_its_resume(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(figures, "draw", lambda summary, folder: [])  # test_figures.py and test_demo.py draw them

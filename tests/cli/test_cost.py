@@ -15,6 +15,8 @@ from segue.lab import variants
 from segue.lab.small_vit import VisionTransformer
 from tests.helpers.command import call
 
+pytestmark = pytest.mark.slow
+
 
 def table_of(shown: str) -> dict[str, list[str]]:
     """Read a table back: its first column names its rows."""

@@ -17,6 +17,8 @@ from segue.lab.grid import Experiment, run_named
 from segue.lab.report import figures
 from segue.reporting import records as results
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {"steps": 3, "teacher_steps": 4, "depth": 2}
 WORKERS = 2
 

@@ -64,6 +64,7 @@ def test_results_are_read_with_every_number(lab):
             assert_agrees(point, read, "Point")
 
 
+@pytest.mark.slow
 def test_a_report_is_made_of_them(lab, capsys):
     segue_command("report", lab / "grid")
     said = capsys.readouterr().out

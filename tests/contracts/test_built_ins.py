@@ -100,6 +100,7 @@ class TestStudent:
         losses = train(handover, optimizer, 8)
         assert all(map(math.isfinite, losses))
 
+    @pytest.mark.slow
     def test_it_compiles_as_one_graph(self, student):
         torch._dynamo.reset()
         handover = start(self.plan(student), depth=1)

@@ -44,6 +44,8 @@ from tests.helpers.command import call
 from tests.helpers.processes import Ranks
 from tests.helpers.tiny import same_bits
 
+pytestmark = pytest.mark.slow
+
 METHODS = dict.fromkeys(segue.methods.ALL, "LinearAttention") | {  # those of today with another student each
     "student_only": "LinearAttention",
     "distillation": "Performer",

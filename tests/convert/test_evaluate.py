@@ -19,6 +19,8 @@ from segue.errors import CheckpointError, ConfigError, DataError
 from tests.convert.small_models import model, save
 from tests.helpers.command import call
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lm_eval_harness.py"
 
 

@@ -21,6 +21,8 @@ from tests.helpers.tiny import same_bits
 from tests.students.attention import tiny_attention  # noqa: F401  registers the attention of tiny.Net
 from tests.students.cases import OPERATORS, REPRESENTATIVES
 
+pytestmark = pytest.mark.slow
+
 GATES = [Blend(), Bernoulli()]  # a soft coin is a blend to the graph; it has the test of the graph's own backward
 EXTRAS = {
     "plain": {},

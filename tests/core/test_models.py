@@ -25,7 +25,10 @@ STEPS = 20
 ANNEAL = Linear(until=0.8)
 GUIDANCE = FeatureGuidance(schedule=ANNEAL)
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"),
+]
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

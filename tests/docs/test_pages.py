@@ -85,6 +85,7 @@ def pictures(page: Path) -> set[str]:
     return set(re.findall(r"\]\(\.\./figures/(guide-[\w-]+\.png)\)", page.read_text(encoding="utf-8")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
 def test_the_code_on_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

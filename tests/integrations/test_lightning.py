@@ -25,6 +25,8 @@ from tests.integrations.small_modules import (
     train,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_stock_trainer_hands_over_and_leaves_a_plain_model(tmp_path):
     module = Module(dropout=0.0)

@@ -34,6 +34,8 @@ from tests.integrations.small_trainers import (
     with_lora,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_stock_trainer_hands_over_and_leaves_a_plain_model_with_its_record(tmp_path):
     model = bert()

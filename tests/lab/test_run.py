@@ -26,6 +26,8 @@ from tests.helpers import tiny_runs
 from tests.helpers.tiny import SITES, Net, batch
 from tests.helpers.tiny_runs import TASK, TEACHER, config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):

@@ -234,6 +234,7 @@ def test_layers_that_return_tuples_are_followed():
     assert model(torch.ones(2)).tolist() == [10.0, 10.0]
 
 
+@pytest.mark.slow
 def test_compiled_as_one_graph():
     torch._dynamo.reset()
     model, batch = build(vit), images()

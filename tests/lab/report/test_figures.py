@@ -17,6 +17,8 @@ from segue.reporting.palette import line_styles
 from segue.reporting.records import Point, Result
 from tests.lab.report.saved_runs import LABELS, grid, run
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("matplotlib", reason="figures need matplotlib (pip install segue[lab])")
 
 NAMES = ["accuracy", "cosine", "depth", "drift", "gradient_norm", "groups", "schedules"]

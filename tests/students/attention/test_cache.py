@@ -300,6 +300,7 @@ def test_a_state_does_not_grow(name):
     assert ring is None or ring.shape[2] == window - 1
 
 
+@pytest.mark.slow
 def test_a_decoding_step_compiles_to_one_graph():
     """Two graphs over ten steps: the first step, and one for all lengths."""
     torch._dynamo.reset()

@@ -161,6 +161,7 @@ def test_gpt2s_dropout_stays_and_others_find_what_they_read():
     assert student.is_causal
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fla")
 def test_it_compiles_as_one_graph():
     compiled_equals_eager(FlaLayer("GatedDeltaNet")(*attention(gpt2)).eval(), torch.randn(2, 7, 32))

@@ -46,6 +46,7 @@ def test_outputs_and_gradients_are_the_references(name, causal, tokens, masked):
     assert_as_the_reference(name, spec, q, k, v, padding(tokens) if masked else None, causal, g)
 
 
+@pytest.mark.slow
 @every_operator
 def test_outputs_and_gradients_are_the_references_for_1000_tokens(name):
     spec = attention_spec(heads=2, key_heads=1)
@@ -236,6 +237,7 @@ def compiler():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("name", [*ONE_OF_EACH, "hedgehog"])
 def test_compiled_as_one_graph_it_is_the_same(name):
