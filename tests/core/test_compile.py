@@ -17,7 +17,7 @@ from segue.gates import Bernoulli, Blend, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.schedules import Staggered
 from tests.helpers import tiny
-from tests.helpers.tiny import same_bits
+from tests.helpers.tiny import needs_inductor, same_bits
 from tests.students.attention import tiny_attention  # noqa: F401  registers the attention of tiny.Net
 from tests.students.cases import OPERATORS, REPRESENTATIVES
 
@@ -151,6 +151,7 @@ def assert_ends_are_views(handover: segue.Handover, call) -> None:
     assert not same_bits(found[0.3], student)
 
 
+@needs_inductor
 def test_inductor_keeps_the_ends_the_gradients_and_one_graph():
     settings = {"guidance": FeatureGuidance(), "student": segue.students.Performer(features=6)}
     eager, handover = begin(tiny.Net(depth=1).train(), **settings), begin(model := tiny.Net(depth=1).train(), **settings)

@@ -16,7 +16,7 @@ import segue
 from segue.errors import ConfigError, DataError, MissingExtraError, SiteError
 from segue.training.recipe import Recipe
 from segue.training.tasks import Classification
-from tests.helpers.tiny import SITES, Net, batch, same_bits, same_state
+from tests.helpers.tiny import SITES, Net, batch, needs_inductor, same_bits, same_state
 from tests.training.fit_cases import VALIDATION, CountedBatches, fit, shuffled
 
 METHODS = segue.methods.ALL
@@ -155,6 +155,7 @@ def test_another_thread_may_train():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch.compile's own
 @pytest.mark.slow
+@needs_inductor
 def test_a_compiled_model_learns_the_same():
     plan = METHODS["dcr"](sites=SITES)  # takes over at step 1: one graph before, one after
     recipe = {"steps": 3, "lr": 1e-2}
