@@ -60,7 +60,10 @@ def public_places(module: ModuleType) -> list[str]:
 
 def table(what: str, page: str) -> str:
     """Return a table that the package makes of its own parts, for a page."""
-    return segue.methods.table() if what == "methods" else _operators("" if page.startswith("cards/") else "cards/")
+    cards = "" if page.startswith("cards/") else "cards/"
+    if what == "operators":
+        return _operators(cards)
+    return re.sub(r"^\| `(\w+)` \|", rf"| [`\1`]({cards}\1.md) |", segue.methods.table(), flags=re.MULTILINE)
 
 
 def measured(rows: str) -> str:
