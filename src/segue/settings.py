@@ -40,6 +40,7 @@ class Serializer:
     kinds: Mapping[str, type[Any]]
     error: type[SegueError]
     hint: str  # what to do about a user's own part; {field} is the setting that holds it
+    describes_unsaved: bool = False  # write the fields of a user's own dataclass too: a hash then depends on them
 
     def encode(self, value: Any) -> Any:
         """Turn settings into plain data."""
@@ -53,7 +54,8 @@ class Serializer:
             return {"unsaved": getattr(value, "__qualname__", type(value).__qualname__)}
         kind = next((kind for kind, made in self.kinds.items() if made is type(value)), None)
         if kind is None:
-            return {"unsaved": type(value).__qualname__, **self.encode_fields(value)}
+            fields = self.encode_fields(value) if self.describes_unsaved else {}
+            return {**fields, "unsaved": type(value).__qualname__}
         return {"kind": kind, **(value.to_dict() if hasattr(value, "to_dict") else self.encode_fields(value))}
 
     def encode_fields(self, value: Any) -> dict[str, Any]:
@@ -66,14 +68,14 @@ class Serializer:
             return tuple(self.decode(item, at) for item in data)
         if not isinstance(data, dict):
             return data
-        if "mapping" in data:
-            return {key: self.decode(item, f"{at}.{key}") for key, item in data["mapping"].items()}
         if "unsaved" in data:
             raise self.error(
                 f"{at} cannot be rebuilt from a file.",
                 f"It is your own {data['unsaved']!r}, and only its name is saved.",
                 self.hint.format(field=at.partition(".")[2].partition(".")[0]),
             )
+        if isinstance(data.get("mapping"), dict):
+            return {key: self.decode(item, f"{at}.{key}") for key, item in data["mapping"].items()}
         written = str(data.get("kind"))
         kind = written if written in self.kinds else RENAMED_KINDS.get(written, written)
         if kind not in self.kinds:
@@ -88,8 +90,12 @@ class Serializer:
             return made.from_dict(fields)
         if kind != written:
             for name, prefix in DROPPED_PREFIXES.get(kind, {}).items():
-                fields[name] = str(fields[name]).removeprefix(prefix)
-        return made(**self.decode_fields(made, kind, fields, at))
+                fields |= {name: str(fields[name]).removeprefix(prefix)} if name in fields else {}
+        found = self.decode_fields(made, kind, fields, at)
+        try:
+            return made(**found)
+        except TypeError as error:
+            raise self.error(f"{at} is not a complete {kind}.", f"{error}.", "the file may be damaged.") from None
 
     def decode_fields(self, made: type[Any], kind: str, data: Mapping[str, Any], at: str) -> dict[str, Any]:
         """Rebuild the settings of a class, under the names that they have today."""
@@ -125,7 +131,7 @@ def first_names(data: Any) -> Any:
         return [first_names(item) for item in data]
     if not isinstance(data, dict):
         return data
-    if "mapping" in data:
+    if isinstance(data.get("mapping"), dict):
         return {"mapping": {key: first_names(value) for key, value in data["mapping"].items()}}
     kind = str(data.get("kind"))
     first_field = {new: old for old, new in RENAMED_FIELDS.get(kind, {}).items()}

@@ -216,6 +216,16 @@ def test_a_loss_from_outside_the_model_is_refused_only_where_ours_would_be_lost(
     assert callback.handover.steps_done == STEPS
 
 
+def test_a_loss_may_be_passed_by_more_than_one_backward(tmp_path):
+    _, callback = made(bert(), plan(), tmp_path)
+    for _ in range(2):
+        loss = torch.ones((), requires_grad=True) * 2
+        callback._watch(loss)
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert callback._reached == [True, True]
+
+
 def test_a_loss_that_is_left_aside_is_noticed(tmp_path):
     """The model has made a loss that holds ours, from a label that Trainer does not know, and Trainer takes another one."""
 

@@ -1,5 +1,6 @@
 """Settings as plain data: explicit kinds, former names, and nothing of the user's own."""
 
+import copy
 import dataclasses
 import json
 import pkgutil
@@ -14,6 +15,7 @@ from segue.errors import ConfigError, PlanError
 from segue.lab import config
 from segue.settings import DROPPED_PREFIXES, RENAMED_FIELDS, RENAMED_KINDS, Serializer, first_names, unsaved
 from tests.compatibility import RENAMED, V0_1_0
+from tests.helpers.tiny import SITES, start
 
 KINDS = {**plan.SERIALIZER.kinds, **config.SERIALIZER.kinds}
 NOT_SETTINGS = {"Layout", "Preset", "Scale"}  # they make configurations, or read files, and are in none
@@ -70,9 +72,10 @@ class Gentle(gates.Blend):
     temperature: float = 1.0
 
 
-def test_a_users_own_dataclass_is_unsaved_but_its_settings_are_written():
+def test_a_users_own_dataclass_leaves_its_name_in_a_plan_and_its_settings_in_a_run():
     written = plan.encode(Gentle(temperature=2.0))
-    assert written == {"unsaved": "Gentle", "temperature": 2.0}
+    assert written == {"unsaved": "Gentle"}
+    assert config.SERIALIZER.encode(Gentle(temperature=2.0)) == {"unsaved": "Gentle", "temperature": 2.0}
     assert unsaved({"gate": written, "sites": {"mapping": {"a": written}}}) == ["gate (Gentle)", "sites.a (Gentle)"]
     with pytest.raises(PlanError) as error:
         plan.decode({"kind": "schedules.Hold", "fraction": 0.5, "then": written}, "plan.schedule")
@@ -81,6 +84,29 @@ def test_a_users_own_dataclass_is_unsaved_but_its_settings_are_written():
         "  It is your own 'Gentle', and only its name is saved.\n"
         "  Hint: pass it again: segue.load_(..., schedule=...) or Plan.from_dict(data, schedule=...)."
     )
+
+
+@dataclass
+class Awkward:
+    """A student of a user: a field without a value, one that is itself, and names that mean something in a file."""
+
+    cache: dict = dataclasses.field(init=False)
+    mapping: int = 3
+    unsaved: int = 7
+
+    def __post_init__(self):
+        self.me = self
+
+    def __call__(self, teacher, site):
+        return copy.deepcopy(teacher)
+
+
+def test_an_awkward_dataclass_of_a_user_is_finalized_and_refused_by_name():
+    handover = start(segue.Plan(sites=SITES, student=Awkward()), total_steps=1)
+    assert handover.finalize_(force=True).segue["plan"]["student"] == {"unsaved": "Awkward"}
+    for damaged in ({"unsaved": "Awkward", "mapping": 3}, {"mapping": [1]}, {"kind": "students.Library"}):
+        with pytest.raises(segue.SegueError):
+            plan.decode(damaged, "plan.student")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -301,13 +301,13 @@ class Handover:
                 f"{len(sharing)} of {len(self.sites)} teachers still have a share; at {name!r} alpha is {alpha:.3g}.",
                 "train until the schedule reaches 0, or call finalize_(force=True). Nothing was changed.",
             )
+        record = {**self.describe(), "earlier": getattr(self.model, "segue", None)}
         students = {site: surgery.finished(self.seams[site.name].student) for site in self.sites}
         for site, student in students.items():
             surgery.put_at(self.model, site, student)
         self._leave("finalized")
         surgery.shorten_(self.model, self.sites)
-        earlier = getattr(self.model, "segue", None)
-        self.model.segue = {**self.describe(), "earlier": earlier}  # type: ignore[assignment]
+        self.model.segue = record  # type: ignore[assignment]
         return self.model
 
     def cancel_(self) -> nn.Module:

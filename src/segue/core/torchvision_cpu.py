@@ -21,11 +21,10 @@ def prepare_for_torchvision() -> None:
 
 
 class _BeforeTorchvision:
-    """Find nothing; act once, when torchvision is looked for."""
+    """Find nothing; act when torchvision is looked for."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name == "torchvision":
-            sys.meta_path.remove(self)
             _declare_missing_operators()
         return None
 
@@ -40,6 +39,8 @@ def _declare_missing_operators() -> None:
         return
     import torch
 
+    if _library is not None or hasattr(torch.ops.torchvision, "nms"):
+        return
     compiled = [file for place in spec.submodule_search_locations or () for file in Path(place).glob("_C.*")]
     try:
         if compiled:

@@ -35,7 +35,7 @@ class HandoverCallback(Driver, TrainerCallback):
         super().__init__(plan, finalize=finalize)
         self._batches = 1  # in the current optimizer step
         self._world = 1  # Trainer's factor of the loss if it counts tokens over all processes
-        self._unreached = 0  # auxiliary losses since the last step that no backward reached
+        self._reached: list[bool] = []  # for each auxiliary loss since the last step: whether a backward reached it
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
         """Put the seams into the model, before Trainer creates its optimizer."""
@@ -90,8 +90,9 @@ class HandoverCallback(Driver, TrainerCallback):
         """Take a step of the handover, once per optimizer step."""
         if not self.running:
             return
-        if self._unreached:
+        if not all(self._reached):
             raise _outside_the_model()
+        self._reached = []
         if any(alpha > 0 for alpha in self.handover.alphas.values()):  # a good score of the blend is its teachers'
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
         self.handover.step()
@@ -128,10 +129,12 @@ class HandoverCallback(Driver, TrainerCallback):
         return output
 
     def _watch(self, aux: Tensor) -> None:
-        def reached(gradient: Tensor) -> None:
-            self._unreached -= 1
+        flags, index = self._reached, len(self._reached)
+        flags.append(False)
 
-        self._unreached += 1
+        def reached(gradient: Tensor) -> None:
+            flags[index] = True
+
         aux.register_hook(reached)  # type: ignore[no-untyped-call]
 
 

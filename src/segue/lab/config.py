@@ -68,6 +68,7 @@ SERIALIZER = Serializer(
     kinds=public_kinds(sources) | {kind.__name__: kind for kind in SETTINGS},
     error=ConfigError,
     hint="a run with your own parts resumes by `segue grid` and the file that made it.",
+    describes_unsaved=True,
 )
 
 
