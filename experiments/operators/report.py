@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from experiments.operators import comparison, figures, speed, text
-from segue.errors import ResultError
+from segue.errors import ResultError, SegueError
 from segue.lab.report.summary import summarize
 from segue.reporting import html
 from segue.reporting.palette import require_matplotlib
@@ -50,7 +50,11 @@ def main() -> None:
     """Build the report of the folder that the command names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/operators"), help="folder of the runs (%(default)s)")
-    print(build(parser.parse_args().folder))
+    folder = parser.parse_args().folder
+    try:
+        print(build(folder))
+    except SegueError as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

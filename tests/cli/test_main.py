@@ -61,6 +61,14 @@ def test_without_typer_there_is_one_sentence(monkeypatch):
     assert said == "The segue command needs typer, which is not installed: pip install 'segue[lab]'"
 
 
+def test_without_another_package_of_the_extra_there_is_one_sentence_too(monkeypatch, tmp_path):
+    def missing() -> None:
+        raise ModuleNotFoundError("No module named 'filelock'", name="filelock")
+
+    monkeypatch.setattr(commands, "app", lambda prog_name: missing())
+    assert leave(monkeypatch) == "The segue command needs filelock, which is not installed: pip install 'segue[lab]'"
+
+
 @pytest.mark.processes
 def test_version_help_and_completion_answer_without_torch():
     answers = json.loads(run_python("-c", WITHOUT_TORCH).stdout)

@@ -278,6 +278,11 @@ def test_a_wrong_option_gets_the_nearest_names(place):
     assert "Nearest names: pause" in str(caught.value)
 
 
+def test_an_option_without_a_default_is_asked_for(tmp_path):
+    with pytest.raises(ConfigError, match="needs the option 'model'"):
+        written(tmp_path, "def runs(model, seeds=3):\n    return []\n").runs()
+
+
 def test_two_runs_of_one_name_are_refused(tmp_path):
     experiment = written(tmp_path, RUNS + "\n\none = runs\n\n\ndef runs():\n    return [*one(), *one()]\n")
     with pytest.raises(ConfigError, match="has two runs called 'dcr_dfg-seed0'"):

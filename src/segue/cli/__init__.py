@@ -13,13 +13,21 @@ def main() -> None:
     try:
         from segue.cli import commands
     except ImportError as error:
-        if error.name is None or error.name.split(".")[0] not in ("typer", "rich", "click"):
-            raise
-        sys.exit(f"The segue command needs {error.name}, which is not installed: pip install 'segue[lab]'")
+        _refuse_missing(error)
+        raise
     try:
         commands.app(prog_name="segue")
+    except ModuleNotFoundError as error:
+        _refuse_missing(error)
+        raise
     except SegueError as error:
         commands.show_error(error)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def _refuse_missing(error: ImportError) -> None:
+    """Name the package of the `lab` extra that is missing."""
+    if error.name is not None and error.name.split(".")[0] in ("typer", "rich", "click", "scipy", "jinja2", "filelock"):
+        sys.exit(f"The segue command needs {error.name}, which is not installed: pip install 'segue[lab]'")

@@ -37,7 +37,11 @@ def convert(settings: Conversion, out: Path, say: Callable[[str], None] = print)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is not a folder.", "It is a file.", "give another --out.")
     if pretrained.is_converted(out):
-        raise ConfigError(f"{out} is not empty.", "It holds a finished conversion.", "give another --out.")
+        raise ConfigError(
+            f"{out} is not empty.",
+            "It holds a finished conversion.",
+            f"evaluate it (segue eval {out}), or give another folder.",
+        )
     work = out / "training"
     _require_same_settings(settings, work)
     base = open_base(settings.model)

@@ -44,12 +44,14 @@ class Experiment:
                 "Segue calls it to get the runs.",
                 "write `def runs(seeds=3): return [...]`, a function that returns a list of Run.",
             )
-        known = list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
         for name in self.options:
-            if name not in known:
-                raise ConfigError(
-                    f"the experiment {self.place} has no option {name!r}.", nearest(name, known), "see its `runs`."
-                )
+            if name not in parameters:
+                fault = f"the experiment {self.place} has no option {name!r}."
+                raise ConfigError(fault, nearest(name, list(parameters)), "see its `runs`.")
+        if missing := [p.name for p in parameters.values() if p.default is p.empty and p.name not in self.options]:
+            fault = f"the experiment {self.place} needs the option {missing[0]!r}."
+            raise ConfigError(fault, "It has no default.", f"give -o {missing[0]}=VALUE; the head of the file says which.")
         runs = function(**self.options)
         if not (isinstance(runs, list | tuple) and runs and all(isinstance(run, Run) for run in runs)):
             raise ConfigError(
