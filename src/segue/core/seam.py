@@ -16,9 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from segue.core.blending import capture, captured_outputs, detached, first_floating, fork_caches, merge, mix, same_layout
+from segue.core.blending import (
+    capture,
+    captured_outputs,
+    detached,
+    first_floating,
+    fork_caches,
+    merge,
+    mix,
+    refuse_recording_under_checkpointing,
+    same_layout,
+)
 from segue.core.tensor_files import fingerprint
-from segue.errors import HandoverError, three_lines
+from segue.errors import HandoverError
 from segue.sites import Site
 
 
@@ -369,39 +379,3 @@ def _is_sharded(module: nn.Module) -> bool:
     from torch.distributed.tensor import DTensor
 
     return any(isinstance(parameter, DTensor) for parameter in module.parameters())
-
-
-class GraphError(HandoverError, AssertionError):
-    """A handover that cannot become one graph. As an AssertionError it leaves torch's tracer unwrapped."""
-
-
-def refuse_recording_under_checkpointing() -> bool:
-    """Refuse, at trace time, to record outputs inside a checkpointed region that must be part of one graph."""
-    if torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint or not _in_checkpointed_region_of_one_graph():
-        return True
-    text = three_lines(
-        "guidance cannot record the outputs of a site in this compiled graph.",
-        "The site is in a region under activation checkpointing, and torch.compile(fullgraph=True) lets nothing out of it.",
-        "set torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True (the gradients are the same), "
-        "or compile without fullgraph.",
-    )
-    raise GraphError(text)  # one text, because torch appends to the first argument where it was raised
-
-
-# What torch.compiler.assume_constant_result sets: run at trace time. The decorator itself would load the compiler here.
-refuse_recording_under_checkpointing._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _in_checkpointed_region_of_one_graph() -> bool:
-    """Ask torch's tracer; it has no public interface, so where its internals differ the error is that of torch."""
-    try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        translator: Any = InstructionTranslator.current_tx()
-        one_graph = translator.one_graph or translator.error_on_graph_break
-        tracer = translator.output.current_tracer
-        while tracer is not None and "checkpoint" not in str(tracer.source_target).lower():
-            tracer = tracer.parent
-    except (ImportError, AttributeError):
-        return False
-    return bool(one_graph) and tracer is not None
