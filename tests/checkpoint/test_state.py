@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import segue
-from segue.errors import CheckpointError, PlanError
+from segue.errors import CheckpointError, PlanError, StudentError
 from segue.gates import Bernoulli, Blend, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
-from segue.schedules import Linear
+from segue.schedules import Constant, Linear
 from tests.helpers.processes import FreshProcess
 from tests.helpers.tiny import SITES, Net, batch, optimizer_for, same_bits, same_state, start, train
 
@@ -81,6 +81,17 @@ def test_any_step_is_a_good_step_to_stop(stop, tmp_path):
     segue.load_(resumed[0], tmp_path, optimizer=resumed[1], lr_scheduler=resumed[2])
     assert first + run(*resumed, STEPS - stop) == losses
     assert same_state(resumed[0].model.state_dict(), weights)
+
+
+def test_a_resume_at_step_0_still_compares_the_two_sides(tmp_path):
+    """No forward has done so: a student that does not fit is found although the teacher has no share."""
+    misfit = segue.Plan(sites=SITES, student=lambda teacher, site: nn.Linear(8, 4), schedule=Constant(alpha=0.0))
+    with pytest.warns(segue.SegueWarning, match="student"):
+        segue.save(start(misfit), tmp_path)
+    resumed = start(misfit)
+    segue.load_(resumed, tmp_path)
+    with pytest.raises(StudentError, match="must return what its teacher returns"):
+        resumed.model(batch()[0])
 
 
 def test_a_plain_model_gets_its_handover_back(tmp_path):

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 import segue
 from segue.errors import HandoverError, PlanError
 from segue.losses import FeatureGuidance, LogitDistillation, weight_at
+from segue.schedules import Hold
 from segue.sites import Site
-from tests.helpers.tiny import SITES, batch, constant, optimizer_for, start, train
+from tests.helpers.tiny import SITES, Net, batch, constant, optimizer_for, same_bits, start, train
 
 
 def guided(guidance, alpha=0.5, **settings):
@@ -31,6 +33,16 @@ def test_distillation_compares_with_the_original_model():
         theirs = handover.model(x)
     ours = handover.model(x)
     torch.testing.assert_close(handover.aux_loss(), LogitDistillation()(theirs, ours, None))
+
+
+def test_distillation_compares_with_the_original_in_evaluation_even_where_the_backbone_trains():
+    handover = start(segue.methods.distillation(sites=SITES, backbone="train"), dropout=0.5)
+    x, _ = batch()
+    with torch.no_grad():
+        theirs = Net(dropout=0.5).eval()(x)
+    ours = handover.model(x)
+    torch.testing.assert_close(handover.aux_loss(), LogitDistillation()(theirs, ours, None))
+    assert handover.model.blocks[0].mlp.training
 
 
 def test_distillation_from_a_backbone_that_trains_along_keeps_a_frozen_copy():
@@ -111,8 +123,36 @@ def test_the_target_never_moves_even_where_the_gradient_passes_the_teacher():
     assert all(s.requires_grad for _, s in records)
 
 
-def test_two_forwards_before_one_backward_are_averaged():
-    handover = guided(FeatureGuidance(schedule=constant(1.0)))
+class InPlace(nn.Module):
+    """Change what the site returns, in place or in a copy."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.in_place = in_place
+
+    def forward(self, x):
+        output = self.layer(x)
+        return output.mul_(3) if self.in_place else output * 3
+
+
+@pytest.mark.parametrize("schedule", [Hold(fraction=1.0), constant(0.0)], ids=["returns the teacher", "returns the student"])
+def test_code_that_changes_the_output_of_a_site_in_place_does_not_change_what_was_recorded(schedule):
+    losses = []
+    for in_place in (True, False):
+        torch.manual_seed(0)
+        plan = segue.Plan(sites="layer", guidance=FeatureGuidance(schedule=constant(1.0)), schedule=schedule)
+        handover = segue.replace_(InPlace(in_place).train(), plan, total_steps=10)
+        handover.model(torch.ones(2, 4))
+        losses.append(handover.aux_loss())
+    assert same_bits(*losses)
+
+
+@pytest.mark.parametrize(
+    "loss", [{"guidance": FeatureGuidance(schedule=constant(1.0))}, {"distill": LogitDistillation()}], ids=str
+)
+def test_two_forwards_before_one_backward_are_averaged(loss):
+    handover = start(segue.Plan(sites=SITES, schedule=constant(0.5), **loss))
     (a, _), (b, _) = batch(0), batch(1)
     handover.model(a)
     first = handover.aux_loss().item()

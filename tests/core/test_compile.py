@@ -134,6 +134,16 @@ def test_the_ends_are_either_side_bit_for_bit():
     assert counter.frame_count == 3
 
 
+def test_compiled_evaluation_uses_the_mean_of_the_gate():
+    handover = begin(model := tiny.Net(), gate=Bernoulli(), schedule=tiny.constant(0.3))
+    call, _ = compiled(model.eval())
+    x, _ = tiny.batch()
+    found = call(x)
+    torch.testing.assert_close(found, model(x))
+    with handover.as_student():
+        assert not torch.allclose(found, model(x))
+
+
 def assert_ends_are_views(handover: segue.Handover, call) -> None:
     found = {}
     for weight in (0.0, 0.3, 1.0):

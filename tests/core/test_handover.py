@@ -167,6 +167,15 @@ def test_hold_guidance_is_local():
     assert all(g is None for g in torch.autograd.grad(part, first, allow_unused=True))
 
 
+def test_hold_guidance_moves_the_students_alone_even_where_the_backbone_trains():
+    handover = start(segue.methods.lolcats(sites=SITES, train="all"))
+    handover.model(batch()[0])
+    handover.aux_loss().backward()
+    moved = [name for name, parameter in handover.model.named_parameters() if parameter.grad is not None]
+    assert moved
+    assert all(".attn.student." in name for name in moved)
+
+
 def test_hold_without_guidance_trains_on_with_zero_gradients():
     handover = start(segue.Plan(sites=SITES, schedule=Hold(fraction=0.5)), total_steps=6)
     train(handover, optimizer_for(handover), 6)

@@ -119,6 +119,24 @@ def test_a_seam_that_is_bypassed_is_found():
     failing(handover, "every site is called: layer", batch()[0])
 
 
+@pytest.mark.parametrize("change", [lambda y: y.nextafter(y + 1), lambda y: y * -0.0], ids=["the last bit", "the sign of zero"])
+def test_a_difference_of_one_bit_is_found(change):
+    class Rounds(nn.Module):
+        """Takes another path where its layer is not the original one."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.layer(x)
+            y = torch.stack([y, torch.zeros_like(y)])
+            return y if type(self.layer) is nn.Linear else torch.where(y == 0, change(y), y)
+
+    handover = segue.replace_(Rounds().train(), segue.Plan(sites="layer"), total_steps=3)
+    failing(handover, "FAIL  teacher-only equals the original model, bit for bit: output 0 differs", batch()[0])
+
+
 def test_starving_sites_are_measured_and_warned_of():
     model = deep().train()
     handover = segue.replace_(model, segue.Plan(sites="{0..11}"), total_steps=3)

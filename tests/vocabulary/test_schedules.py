@@ -69,6 +69,12 @@ def test_piecewise_jumps_where_two_points_have_the_same_progress():
     assert [jump(x, SITE) for x in (0.0, 0.2999, 0.3, 1.0)] == [0.0, 0.0, 1.0, 1.0]
 
 
+def test_piecewise_goes_straight_on_both_sides_of_an_inner_jump():
+    jump = Piecewise(points=((0.0, 1.0), (0.5, 0.8), (0.5, 0.2), (1.0, 0.0)))
+    assert [jump(x, SITE) for x in (0.25, math.nextafter(0.5, 0), 0.75)] == pytest.approx([0.9, 0.8, 0.1])
+    assert jump(0.5, SITE) == 0.2
+
+
 def test_hold_holds_then_follows_the_rest():
     hold = Hold(fraction=0.5, then=Linear())
     assert [hold(x, SITE) for x in (0, 0.49)] == [1, 1]
