@@ -1,9 +1,11 @@
 import math
 
+import mpmath
 import pytest
 import torch
 from torch.nn import functional as F
 
+from segue import gates
 from segue.errors import PlanError
 from segue.gates import Bernoulli, Blend, GumbelSoftmax, Noise
 
@@ -20,6 +22,17 @@ def test_noise_is_a_pure_function_of_seed_step_site_and_draw():
     keys = [Noise(s, t, n).uniform(d) for s in range(3) for t in range(3) for n in "ab" for d in range(2)]
     assert len(set(keys)) == len(keys)
     assert all(0 < u < 1 for u in keys)
+
+
+def test_the_largest_noise_is_below_one(monkeypatch):
+    class AllOnes:
+        def __init__(self, key, digest_size): ...
+        def digest(self):
+            return b"\xff" * 8
+
+    monkeypatch.setattr(gates, "blake2b", AllOnes)
+    assert Noise(0, 0, "site").uniform() == 1 - 2**-53
+    assert GumbelSoftmax()(0.5, Noise(0, 0, "site")) <= 1.0
 
 
 def test_noise_is_uniform():
@@ -67,6 +80,50 @@ def test_the_mean_of_the_soft_coin_is_its_integral(p, temperature):
     u = (torch.arange(2_000_000, dtype=torch.float64) + 0.5) / 2_000_000
     integral = torch.sigmoid((torch.tensor(p).double().logit() + u.logit()) / temperature).mean().item()
     assert GumbelSoftmax(temperature=temperature)(1 - p, None) == pytest.approx(integral, abs=2e-6)
+
+
+def exact_mean(p: float, temperature: float) -> float:
+    """The integral over the noise, in 25 digits, with breaks where the sigmoid and the density bend."""
+    with mpmath.workdps(25):
+        a, t = mpmath.log(p) - mpmath.log1p(-mpmath.mpf(p)), mpmath.mpf(temperature)
+        breaks = {k * t - a for k in (-60, -20, -5, 0, 5, 20, 60)} | {mpmath.mpf(k) for k in (-60, -20, -5, 0, 5, 20, 60)}
+        inside = [-100, *sorted(x for x in breaks if -100 < x < 100), 100]
+        return float(mpmath.quad(lambda x: mpmath.sech(x / 2) ** 2 / 4 / (1 + mpmath.exp(-(a + x) / t)), inside))
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-2, 0.3, 0.99, 1.0, 100.0])
+@pytest.mark.parametrize("alpha", [1 - 2**-53, 0.9, 0.3, 1e-12])
+def test_the_mean_of_the_soft_coin_is_exact_at_every_temperature(alpha, temperature):
+    gate = GumbelSoftmax(temperature=temperature)
+    assert abs(gate(alpha, None) - exact_mean(1 - alpha, temperature)) < 3e-16
+    assert math.fsum(weight * probability for weight, probability in gate.nodes(alpha)) == pytest.approx(
+        gate(alpha, None), abs=3e-9
+    )
+
+
+def test_the_mean_costs_the_same_at_every_temperature(monkeypatch):
+    evaluated = []
+    monkeypatch.setattr(gates, "_sigmoid", lambda x, sigmoid=gates._sigmoid: evaluated.append(x) or sigmoid(x))
+    for number, temperature in enumerate((100.0, 1.0, 0.3, 0.01, 1e-4, 1e-8, 5e-324)):
+        gate, alpha = GumbelSoftmax(temperature=temperature), 0.4 + number * 1e-7  # not in the cache
+        gates._logistic.cache_clear()
+        evaluated.clear()
+        gate(alpha, None)
+        assert len(evaluated) == 3 * 381
+        assert len(gate.nodes(alpha)) <= 57
+
+
+@pytest.mark.parametrize("alpha", [0.9, 0.3, 1e-6])
+def test_without_temperature_the_soft_coin_is_a_hard_one(alpha):
+    for temperature in (1e-6, 1e-12, 5e-324):
+        gate = GumbelSoftmax(temperature=temperature)
+        assert gate(alpha, None) == pytest.approx(1 - alpha, rel=10 * temperature, abs=1e-15)
+        soft = draws(gate, alpha, 2000)
+        hard = soft.round()
+        assert (soft - hard).abs().max() < 1e-12
+        assert abs(hard.mean() - (1 - alpha)) <= 4 * math.sqrt(alpha * (1 - alpha) / 2000)
+        ends = [probability for weight, probability in gate.nodes(alpha) if weight > 1 - 1e-9]
+        assert math.fsum(ends) == pytest.approx(1 - alpha, abs=20 * temperature + 1e-15)
 
 
 def test_the_mean_is_not_p():
