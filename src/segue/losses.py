@@ -23,6 +23,7 @@ from segue.sites import Site
 __all__ = [
     "CkaGuidance",
     "CosineGuidance",
+    "FeatureAxis",
     "FeatureGuidance",
     "GramGuidance",
     "LogitDistillation",
@@ -31,7 +32,8 @@ __all__ = [
     "weight_at",
 ]
 
-PairLoss: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]  # (teacher, student, padding mask) -> scalar
+# (teacher, student, padding mask) -> scalar, a mean over samples; four dimensions arrive as (batch, channels, height, width)
+PairLoss: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,43 @@ class OnTeacherStream:
 
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
         return self.then(teacher, student, mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureAxis:
+    """Say which axis of the outputs holds the features, instead of letting the layers at each site tell.
+
+    The guidance inside gets the outputs with their features where it reads them.
+    """
+
+    axis: int = -1
+    then: PairLoss = field(default_factory=FeatureGuidance)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.then, OnTeacherStream):
+            raise PlanError(
+                "FeatureAxis(then=OnTeacherStream(...)) is in the wrong order.",
+                "The stream decides which outputs are compared, the axis how they are read.",
+                "write OnTeacherStream(then=FeatureAxis(axis=..., then=...)).",
+            )
+
+    @property
+    def weight(self) -> float:
+        return _weight(self.then)
+
+    @property
+    def schedule(self) -> Schedule:
+        return _schedule(self.then)
+
+    def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
+        t, s = (similarity.move_features(output, self.axis) for output in (teacher, student))
+        return self.then(t, s, mask)
+
+
+def stated_axis(guidance: object) -> int | None:
+    """Return the axis of the features that a guidance states, or None."""
+    inner = guidance.then if isinstance(guidance, OnTeacherStream) else guidance
+    return inner.axis if isinstance(inner, FeatureAxis) else None
 
 
 @dataclass(frozen=True, kw_only=True)

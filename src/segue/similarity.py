@@ -1,18 +1,27 @@
 """How similar two outputs are: the one place with these formulas.
 
 Outputs are read as (batch, tokens, features). Four dimensions are read as a convolution's (batch, channels, height, width),
-two as one token per sample; in all other shapes the last dimension holds the features. Sums are taken in float32 at least.
-A mask of shape (batch, tokens) is true, or 1, where a token counts.
+two as one token per sample; in all other shapes the last dimension holds the features. Where a site's module returns another
+order, as torchvision's Swin does, `feature_axis` finds it and `move_features` puts the features where they are read. Sums are
+taken in float32 at least. A complex vector is compared as the real vector of its two parts, so the inner product is the real
+part of the Hermitian one. A mask of shape (batch, tokens) is true, or 1, where a token counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from segue.errors import PlanError
+
+FLOOR = 1e-6  # root mean square of a teacher's output: beside a stream of size 1, what is smaller is rounding in float32
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CHANNELS_FIRST = (*_CONVOLUTIONS, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.InstanceNorm2d)
+_FEATURES_LAST = (nn.Linear, nn.LayerNorm)
 
 
 class Similarity(NamedTuple):
@@ -36,7 +45,7 @@ def measure(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Sim
 
 def cosine(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
     """Average the cosine of each token's two feature vectors."""
-    t, s = as_tokens(teacher), as_tokens(student)
+    t, s = _as_real(as_tokens(teacher)), _as_real(as_tokens(student))
     alike: Tensor = torch.nn.functional.cosine_similarity(t, s, dim=-1)
     return average(alike, mask).mean()
 
@@ -44,39 +53,111 @@ def cosine(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tens
 def squared_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return each sample's squared L2 distance per token, averaged over its tokens: (batch,)."""
     t, s = as_tokens(teacher), as_tokens(student)
-    return average((s - t).square().sum(-1), mask)
+    return average(_square(s - t).sum(-1), mask)
 
 
 def relative_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return each sample's squared error divided by its own teacher's mean square: (batch,)."""
-    energy = average(as_tokens(teacher).square().sum(-1), mask)
-    return squared_error(teacher, student, mask) / energy.clamp_min(torch.finfo(energy.dtype).tiny)
+    """Return each sample's squared error divided by its own teacher's mean square: (batch,).
+
+    A teacher's output counts as at least FLOOR in each feature, so that one of zeros gives a finite error and gradient.
+    """
+    t = as_tokens(teacher)
+    energy = average(_square(t).sum(-1), mask)
+    return squared_error(teacher, student, mask) / energy.clamp_min(t.shape[-1] * FLOOR**2)
 
 
 def gram_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Compare the feature Gram matrices X'X: their squared distance over the teacher's squared norm."""
+    """Compare the feature Gram matrices X'X: their squared distance over the teacher's squared norm, which has a floor too."""
     t, s = _rows(teacher, mask), _rows(student, mask)
-    gram_t, gram_s = t.T @ t, s.T @ s
-    return (gram_s - gram_t).square().sum() / gram_t.square().sum().clamp_min(torch.finfo(t.dtype).tiny)
+    gram_t, gram_s = t.mH @ t, s.mH @ s
+    floor = (len(t) * FLOOR**2) ** 2 * t.shape[1]  # of independent features with a mean square of FLOOR**2
+    return _square(gram_s - gram_t).sum() / _square(gram_t).sum().clamp_min(floor)
 
 
 def linear_cka(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return linear centred kernel alignment over all tokens of the batch, 1 for equal up to rotation and scale."""
     t, s = _rows(teacher, mask), _rows(student, mask)
     t, s = t - t.mean(0), s - s.mean(0)
-    across = (t.T @ s).square().sum()
-    norms: Tensor = torch.linalg.matrix_norm(t.T @ t) * torch.linalg.matrix_norm(s.T @ s)
+    across = _square(t.mH @ s).sum()
+    norms: Tensor = torch.linalg.matrix_norm(t.mH @ t) * torch.linalg.matrix_norm(s.mH @ s)
     return across / norms.clamp_min(torch.finfo(t.dtype).tiny)
 
 
 def as_tokens(output: Tensor) -> Tensor:
-    """Read an output as (batch, tokens, features) in float32 at least."""
-    x = output if output.dtype == torch.float64 else output.float()
+    """Read an output as (batch, tokens, features) in float32 or complex64 at least."""
+    if output.numel() == 0:
+        raise PlanError(
+            "outputs without samples cannot be compared.",
+            f"Their shape is {tuple(output.shape)}.",
+            "leave an empty batch out.",
+        )
+    x = output.to(torch.promote_types(output.dtype, torch.float32))
     if x.dim() == 4:
         return x.flatten(2).transpose(1, 2)
     if x.dim() < 2:
         return x.reshape(1, 1, -1)
     return x.reshape(x.shape[0], -1, x.shape[-1])
+
+
+def samples(output: Tensor) -> int:
+    """Count the samples of an output as `as_tokens` reads it."""
+    return 0 if output.numel() == 0 else output.shape[0] if output.dim() >= 2 else 1
+
+
+def move_features(output: Tensor, axis: int) -> Tensor:
+    """Put the features of an output, which are at this axis, where `as_tokens` reads them."""
+    if axis == 0 or not -output.dim() < axis < output.dim():
+        raise PlanError(
+            f"axis {axis} cannot hold the features.",
+            f"The output has shape {tuple(output.shape)}, with the batch at axis 0.",
+            "name another axis, such as -1.",
+        )
+    return output.movedim(axis, _usual_axis(output)) if output.dim() > 2 else output
+
+
+def feature_axis(modules: Iterable[nn.Module], output: Tensor) -> int:
+    """Find the axis of the features, 1 or -1: that whose size the layers of the module return which made the output.
+
+    `modules` are this module and then those around it: the first in which one of the two sizes occurs decides. If both sizes
+    occur, the features are last where there are only layers that act on the last dimension.
+
+    >>> feature_axis([nn.LayerNorm(8)], torch.zeros(2, 7, 7, 8)), feature_axis([nn.Conv2d(3, 8, 1)], torch.zeros(2, 8, 7, 7))
+    (-1, 1)
+    """
+    usual = _usual_axis(output)
+    if output.dim() < 3:
+        return usual
+    for module in modules:
+        layers = list(module.modules())
+        widths = {width for layer in layers for width in _widths(layer)}
+        first, last = output.shape[1] in widths, output.shape[-1] in widths
+        if not (first or last):
+            continue
+        channels_first = any(isinstance(layer, _CHANNELS_FIRST) for layer in layers)
+        if last and not first:
+            return -1
+        if first and not last:
+            return 1 if channels_first else usual
+        return -1 if not channels_first and any(type(layer) in _FEATURES_LAST for layer in layers) else usual
+    return usual
+
+
+def _widths(layer: nn.Module) -> Iterable[int]:
+    """Yield the numbers of features that a layer's own parameters return: the rows of a weight, the columns of an embedding."""
+    columns = isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    return (p.shape[-1 if columns else 0] for p in layer.parameters(recurse=False) if p.dim() > 0)
+
+
+def _usual_axis(output: Tensor) -> int:
+    return 1 if output.dim() == 4 else -1
+
+
+def _square(x: Tensor) -> Tensor:
+    return x.real.square() + x.imag.square() if x.is_complex() else x.square()
+
+
+def _as_real(x: Tensor) -> Tensor:
+    return torch.cat([x.real, x.imag], dim=-1) if x.is_complex() else x
 
 
 def average(per_token: Tensor, mask: Tensor | None) -> Tensor:

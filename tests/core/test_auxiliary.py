@@ -6,7 +6,7 @@ from torch import nn
 
 import segue
 from segue.errors import HandoverError, PlanError
-from segue.losses import FeatureGuidance, LogitDistillation, weight_at
+from segue.losses import CkaGuidance, CosineGuidance, FeatureGuidance, LogitDistillation, OnTeacherStream, weight_at
 from segue.schedules import Hold
 from segue.sites import Site
 from tests.helpers.tiny import SITES, Net, batch, constant, optimizer_for, same_bits, start, train
@@ -106,6 +106,55 @@ def test_on_teacher_stream_keeps_to_the_original_when_the_backbone_trains_along(
     hook.remove()
     expected = FeatureGuidance()(*caught, None) * weight_at(plan.guidance, handover.progress, Site("x"))
     torch.testing.assert_close(handover.losses()["guidance/blocks.2.attn"], expected)
+
+
+SPLITS = [(8,), (1, 7), (5, 0, 3), (2, 3, 3)]
+PADDING = torch.tensor([[1, 1, 1, 0, 0]] * 3 + [[1, 1, 1, 1, 1]] * 4 + [[1, 0, 0, 0, 0]])
+
+
+def parts_of(sizes, guidance, mask):
+    """The losses and gradients of forwards of these sizes over the same samples."""
+    plan = segue.Plan(sites=SITES, guidance=guidance, distill=LogitDistillation(), schedule=constant(0.5))
+    handover = start(plan)
+    for part in batch()[0].split(list(sizes)):
+        handover.model(part)
+    handover.aux_loss(mask).backward()
+    parts = {name: part.item() for name, part in handover.losses(mask).items()}
+    return parts, [parameter.grad for parameter in handover.parameters()]
+
+
+@pytest.mark.parametrize("mask", [None, PADDING], ids=["no mask", "mask"])
+@pytest.mark.parametrize("guidance", [FeatureGuidance(), FeatureGuidance(scale="paper"), CosineGuidance()], ids=repr)
+@pytest.mark.parametrize("sizes", SPLITS[1:], ids=str)
+def test_forwards_of_unequal_size_are_one_forward_over_all(sizes, guidance, mask):
+    whole, gradients = parts_of(SPLITS[0], guidance, mask)
+    found, split_gradients = parts_of(sizes, guidance, mask)
+    assert found == pytest.approx(whole, rel=1e-5)
+    for one, other in zip(split_gradients, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_similarity_weighs_forwards_by_their_samples():
+    handover, (x, _) = start(), batch()
+    whole = handover.similarity(x)
+    with handover.comparing() as found:
+        for part in x.split([1, 0, 7]):
+            handover.model(part)
+    for name in whole:
+        assert found[name].cosine == pytest.approx(whole[name].cosine, rel=1e-5)
+
+
+@pytest.mark.parametrize("guidance", [FeatureGuidance(), CkaGuidance(), OnTeacherStream(), lambda t, s, mask: (t - s).mean()])
+def test_an_empty_batch_has_no_auxiliary_loss(guidance):
+    handover = start(segue.Plan(sites=SITES, guidance=guidance, distill=LogitDistillation(), schedule=constant(0.5)))
+    handover.model(batch()[0][:0])
+    loss = handover.aux_loss()
+    assert loss.item() == 0.0
+    loss.backward()
+    assert all(p.grad is None or not p.grad.any() for p in handover.parameters())
+    handover.step()
+    with pytest.raises(PlanError, match="outputs without samples cannot be compared"):
+        handover.similarity(batch()[0][:0])
 
 
 def test_a_guidance_that_is_no_number_is_refused():

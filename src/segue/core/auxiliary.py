@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,8 +15,9 @@ from segue.core.blending import first_floating, tensors
 from segue.core.seam import Seam, Watch
 from segue.core.step_state import StepState
 from segue.errors import HandoverError, PlanError
-from segue.losses import OnTeacherStream
+from segue.losses import OnTeacherStream, PairLoss, stated_axis
 from segue.plan import Plan
+from segue.similarity import feature_axis, move_features, samples
 
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 
@@ -38,6 +39,7 @@ class AuxiliaryLosses:
         self.guidance: dict[str, float] = {}
         self.distill = 0.0
         self._parts: dict[str, Tensor] | None = None
+        self._axes: dict[tuple[str, int, int, int], int] = {}
 
     @property
     def on_teacher_stream(self) -> bool:
@@ -108,15 +110,16 @@ class AuxiliaryLosses:
             if not pairs:
                 continue
             assert self.plan.guidance is not None
-            total = sum((self.plan.guidance(t, s, mask) for t, s in pairs), start=torch.zeros((), device=pairs[0][0].device))
+            if stated_axis(self.plan.guidance) is None:
+                pairs = [tuple(self.with_usual_axis(model, name, x) for x in pair) for pair in pairs]
+            shares = _shares(self.plan.guidance, pairs, mask)
+            total = sum(shares, start=torch.zeros((), device=pairs[0][0].device))
             parts[f"guidance/{name}"] = weight * _scalar(total, "guidance") / len(pairs)
-        if self.distill > 0 and self.plan.distill is not None:
-            divergences = [
-                self.plan.distill(self._logits(theirs), self._logits(ours), mask)
-                for theirs, (_, _, ours) in zip(outputs, self.calls, strict=True)
+        if self.distill > 0 and self.plan.distill is not None and self.calls:
+            pairs = [
+                (self._logits(theirs), self._logits(ours)) for theirs, (_, _, ours) in zip(outputs, self.calls, strict=True)
             ]
-            if divergences:
-                parts["distill"] = self.distill * torch.stack(divergences).mean()
+            parts["distill"] = self.distill * torch.stack(_shares(self.plan.distill, pairs, mask)).mean()
         return parts
 
     def _teacher_pass(self, model: nn.Module, as_teacher: _AsTeacher) -> tuple[list[Any], dict[str, list[tuple[Tensor, ...]]]]:
@@ -142,6 +145,16 @@ class AuxiliaryLosses:
                 handle.remove()
         torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
         return outputs, stream
+
+    def with_usual_axis(self, model: nn.Module, name: str, output: Tensor) -> Tensor:
+        """Put the features of an output at a site where losses and measures read them, as the guidance or the layers tell."""
+        axis = stated_axis(self.plan.guidance)
+        if axis is None and output.dim() > 2:
+            key = name, output.dim(), output.shape[1], output.shape[-1]
+            if key not in self._axes:
+                self._axes[key] = feature_axis(_from_inside(model, self.seams[name]), output)
+            axis = self._axes[key]
+        return output if axis is None else move_features(output, axis)
 
     def _logits(self, output: Any) -> Tensor:
         pick = getattr(self.plan.distill, "logits", None)
@@ -176,6 +189,30 @@ _AsTeacher = Callable[[], AbstractContextManager[Any]]
 def _taken(seam: Seam) -> list[tuple[Tensor, ...]]:
     taken, seam.records, seam.blind = seam.records, [], False
     return taken
+
+
+def _from_inside(model: nn.Module, seam: Seam) -> Iterator[nn.Module]:
+    """Yield the module at a site, then those around it up to the model."""
+    yield seam.teacher or seam.student
+    place = seam.site.name
+    while place:
+        place = place.rpartition(".")[0]
+        yield model.get_submodule(place)
+
+
+def _shares(loss: PairLoss, pairs: Sequence[tuple[Tensor, ...]], mask: Tensor | None) -> list[Tensor]:
+    """Return each forward's loss, times its part of the samples, so that their mean is that of one forward over all.
+
+    The part is relative to an equal one: exactly 1 where all forwards have equally many. A forward without samples has a loss
+    of 0, with a graph for backward(). A mask has the rows of one forward, for each of them, or those of all.
+    """
+    counts = [samples(student) for _, student in pairs]
+    total = sum(counts)
+    masks = [mask] * len(pairs) if mask is None or len(mask) != total else torch.split(mask, counts)
+    return [
+        loss(t, s, part) * (count * len(pairs) / total) if count else s.real.float().sum()
+        for (t, s), part, count in zip(pairs, masks, counts, strict=True)
+    ]
 
 
 def _scalar(value: Tensor, what: str) -> Tensor:

@@ -33,8 +33,8 @@ def mix(teacher: Tensor, student: Tensor, weight: float | Tensor) -> Tensor:
             if not student.requires_grad:
                 return teacher
             return torch.where(teacher.new_ones((), dtype=torch.bool), teacher, student)  # keeps a zero gradient
-        return _lerp(teacher, student, weight) if _blendable(teacher) else student
-    if not _blendable(teacher):
+        return _lerp(teacher, student, weight) if blendable(teacher) else student
+    if not blendable(teacher):
         return torch.where(weight == 0, teacher, student)
     between = _lerp(teacher, student, weight)
     return torch.where(weight == 0, teacher, torch.where(weight == 1, student, between))
@@ -42,7 +42,7 @@ def mix(teacher: Tensor, student: Tensor, weight: float | Tensor) -> Tensor:
 
 def _lerp(teacher: Tensor, student: Tensor, weight: float | Tensor) -> Tensor:
     if teacher.is_complex():
-        parts = torch.view_as_real(teacher), torch.view_as_real(student)
+        parts = torch.view_as_real(teacher.resolve_conj()), torch.view_as_real(student.resolve_conj())
         return torch.view_as_complex(_lerp(*parts, weight).contiguous())
     narrow = teacher.dtype in (torch.float16, torch.bfloat16)
     t, s = (teacher.float(), student.float()) if narrow else (teacher, student)
@@ -50,7 +50,8 @@ def _lerp(teacher: Tensor, student: Tensor, weight: float | Tensor) -> Tensor:
     return torch.lerp(t, s, w).to(teacher.dtype)
 
 
-def _blendable(x: Tensor) -> bool:
+def blendable(x: Tensor) -> bool:
+    """Return whether a tensor holds real or complex numbers in floating point."""
     return x.is_floating_point() or x.is_complex()
 
 
@@ -87,7 +88,7 @@ def merge(teacher: Any, student: Any, join: Callable[[Tensor, Tensor], Tensor], 
 def first_floating(output: Any, site: Site) -> Tensor:
     """Return the tensor that guidance and similarity compare: the first floating one."""
     for x in tensors(output):
-        if _blendable(x):
+        if blendable(x):
             return x
     raise StudentError(
         f"the output at site {site.name!r} cannot be compared.",

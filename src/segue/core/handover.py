@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from segue.core import surgery, views
 from segue.core.auxiliary import AuxiliaryLosses, frozen_original
 from segue.core.backbone import Backbone
-from segue.core.blending import padding_mask
+from segue.core.blending import blendable, padding_mask
 from segue.core.building import build_students, try_students
 from segue.core.calibrate import Fitted, calibrate
 from segue.core.seam import Seam, View, Watch
@@ -83,7 +83,7 @@ class Handover:
             teacher = seam.require_teacher().requires_grad_(False)
             if not any(p.requires_grad for p in seam.student.parameters()):  # copied from a frozen teacher
                 for parameter in seam.student.parameters():
-                    parameter.requires_grad_(parameter.is_floating_point())
+                    parameter.requires_grad_(blendable(parameter))
             seam.train(self.model.training)
             surgery.put_in_place(self.model, site, seam, teacher)
         self._backbone.freeze()
@@ -187,7 +187,7 @@ class Handover:
         surgery.free(gone, self.model)
 
     def aux_loss(self, mask: Tensor | None = None) -> Tensor:
-        """Return the weighted sum of guidance and distillation for the forwards since the last call.
+        """Return the weighted sum of guidance and distillation over the samples of the forwards since the last call.
 
         `mask` is 1 where a token counts and 0 where it is padding. The sum is 0 in evaluation and when the plan has neither.
         """

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.core.blending import (
+    blendable,
     capture,
     captured_outputs,
     detached,
@@ -268,7 +269,7 @@ class Seam(nn.Module):
         zero = _Zero.apply(*parameters)  # type: ignore[no-untyped-call]
 
         def tie(t: Tensor, _: Tensor) -> Tensor:
-            return torch.where(t.new_ones((), dtype=torch.bool), t, zero.to(t)) if t.is_floating_point() else t
+            return torch.where(t.new_ones((), dtype=torch.bool), t, zero.to(t)) if blendable(t) else t
 
         return merge(output, output, tie, self.site)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from segue.core.backbone import evaluating, plain_attention
 from segue.core.seam import Seam, View, Watch
 from segue.core.tensor_files import full
-from segue.similarity import Similarity, measure
+from segue.similarity import Similarity, measure, samples
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -59,14 +59,19 @@ def comparing(handover: Handover, padding_mask: Tensor | None) -> Iterator[dict[
         torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
         for name, seam in seams.items():
             if seam.records:
-                similar[name] = _mean([measure(t, s, padding_mask) for t, s in seam.records])
+                pairs = [[handover.auxiliary.with_usual_axis(handover.model, name, x) for x in pair] for pair in seam.records]
+                full = [pair for pair in pairs if samples(pair[1])] or pairs  # what is empty throughout is refused
+                similar[name] = _mean([measure(t, s, padding_mask) for t, s in full], [samples(s) for _, s in full])
     observe = getattr(handover.plan.schedule, "observe", None)
     if observe is not None:
         observe(handover.progress, similar)
 
 
-def _mean(measures: list[Similarity]) -> Similarity:
-    return Similarity(*(sum(values) / len(values) for values in zip(*measures, strict=True)))
+def _mean(measures: list[Similarity], counts: list[int]) -> Similarity:
+    """Average over the samples of all forwards, each of which is a mean over its own."""
+    parts = [count * len(counts) / sum(counts) for count in counts]  # 1 if all have equally many
+    columns = zip(*measures, strict=True)
+    return Similarity(*(sum(p * value for p, value in zip(parts, column, strict=True)) / len(parts) for column in columns))
 
 
 @contextmanager
