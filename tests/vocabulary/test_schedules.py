@@ -60,6 +60,7 @@ def test_values_are_shares_and_reach_exactly_zero(schedule, total):
 def test_linear_and_cosine():
     assert Linear(start=0.8, end=0.2, until=0.5)(0.25, SITE) == pytest.approx(0.5)
     assert Linear(start=0.8, end=0.2, until=0.5)(0.5, SITE) == 0.2
+    assert Linear(start=0.06, end=0.02)(1.0, SITE) == 0.02  # 0.06 + (0.02 - 0.06) is a little more
     assert Cosine()(0.25, SITE) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
     assert Cosine(until=0.5)(0.25, SITE) == pytest.approx(0.5)
 
@@ -100,6 +101,11 @@ def test_staggered_overlaps_by_the_given_fraction():
     assert [halves(0.4, site) for site in ROW] == pytest.approx([0, 0.5, 1, 1])
 
 
+def test_staggered_asks_what_it_wraps_for_progress_from_0_to_1():
+    asked = Staggered(then=lambda progress, site: progress, overlap=0.0, until=0.8)
+    assert [asked(x, ROW[1]) for x in (0.0, 0.2, 0.3, 0.4, 0.8, 1.0)] == pytest.approx([0, 0, 0.5, 1, 1, 1])
+
+
 def test_staggered_keeps_the_hold_of_what_it_wraps():
     schedule = Staggered(then=Hold(fraction=0.5, then=Linear()), overlap=0.0)
     assert [is_hold(schedule, 0.3, site) for site in ROW] == [False, True, True, True]
@@ -130,7 +136,7 @@ def test_a_users_function_is_checked_and_the_site_named(answer):
         (lambda: Linear(start=-0.1), r"Linear\(start=...\) must be from 0 to 1, got -0.1."),
         (lambda: Cosine(until=0.0), r"Cosine\(until=...\) must be a part of the run, got 0.0."),
         (lambda: Piecewise(points=((0.5, 1.0), (0.2, 0.0))), r"The progress of its points is \[0.5, 0.2\]."),
-        (lambda: Piecewise(points=((0.0, 1.0), (1.2, 0.0))), "must be in the order of progress, from 0 to 1."),
+        (lambda: Piecewise(points=((0.0, 1.0), (0.5, 0.5), (1.2, 0.0))), "must be in the order of progress, from 0 to 1."),
         (lambda: Piecewise(points=((0.0, 2.0),)), r"an alpha of Piecewise\(points=...\) must be from 0 to 1, got 2.0."),
         (lambda: Piecewise(points=()), r"The progress of its points is \[\]."),
         (lambda: Hold(fraction=0.0), r"Hold\(fraction=...\) must be a part of the run, got 0.0."),
