@@ -14,7 +14,7 @@ import segue
 from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
 from segue.lab.config import config_hash, from_dict, to_dict
-from segue.lab.run import Drift, block_of, is_finished, run, run_alone
+from segue.lab.run import Drift, block_of, is_finished, run
 from segue.lab.teachers import teacher_model
 from segue.reporting import records as results
 from segue.reporting.records import commit
@@ -174,7 +174,7 @@ def test_a_finished_run_is_read_and_not_repeated(finished, place):
 
 def test_a_folder_with_another_configuration_is_refused(finished, place):
     other = config("dcr_dfg", recipe=Recipe(steps=10, lr=2e-2))
-    for act in (run, is_finished, run_alone):
+    for act in (run, is_finished):
         with pytest.raises(ConfigError, match="belongs to another run than") as caught:
             act(other, place / "dcr_dfg")
     assert config_hash(other) in str(caught.value)

@@ -11,117 +11,243 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from segue.core import tensor_files
-from segue.errors import CheckpointError
+from segue.checkpoint.lock import locked
+from segue.core import files, tensor_files
+from segue.errors import CheckpointError, SegueError, SegueWarning
 
 FORMAT = 1
+NAME = re.compile(r"(\d{8,})-[0-9a-f]{16}")
+FILES = ("state.json", "tensors.safetensors")
+DRAFT = ".draft"  # the beginning of the names of what is not in place yet, or not any more
 
 
 def write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
-    """Write one checkpoint, let `latest` name it, and keep the newest few."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
-    try:
-        tensor_files.write(draft / "tensors.safetensors", tensors)
-        (draft / "state.json").write_text(json.dumps({"format": FORMAT, **state}), encoding="utf-8")
-        files = {name: hash_file(draft / name) for name in ("state.json", "tensors.safetensors")}
-        manifest = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
-        (draft / "manifest.json").write_bytes(manifest)
-        for file in draft.iterdir():
-            _flush(file)
-        name = f"{state['segue']['step']:08d}-{hashlib.sha256(manifest).hexdigest()[:16]}"
-        if (folder / name).exists():
-            shutil.rmtree(folder / name)
-        os.replace(draft, folder / name)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    pointer = folder / ".latest-new"
-    pointer.write_text(name, encoding="utf-8")
-    _flush(pointer)
-    os.replace(pointer, folder / "latest")
-    _flush(folder)
-    _forget_old(folder, name, keep)
-    return folder / name
+    """Write one checkpoint, let `latest` name it, and keep the newest few; nothing goes before its successor is in place."""
+    with locked(folder):
+        _clear_drafts(folder)  # of a process that was killed
+        try:
+            draft = folder / DRAFT
+            draft.mkdir()  # with the modes that the umask says, as all files in it
+            place = folder / _fill(draft, state, tensors)
+            _put_in_place(draft, place)
+            before = _pointed(folder)
+            _point(folder, place.name)
+            for path in _newest_first(folder, place.name, before)[max(1, keep) :]:
+                _discard(path)
+        finally:
+            _clear_drafts(folder)
+    return place
 
 
 def read(folder: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
     """Read a checkpoint, the latest of a run or the given one, and refuse it if anything is damaged."""
-    folder = _resolve(folder)
-    if reason := _damage(folder):
+    folder = _locate(folder)
+    if reason := damage(folder):
         raise _damaged(folder, reason)
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    if state.get("format") != FORMAT:
-        raise CheckpointError(
-            f"the checkpoint {folder} has format {state.get('format')!r}.",
-            f"This version of Segue reads format {FORMAT}.",
-            "read it with the version that wrote it.",
-        )
-    tensors = tensor_files.read(folder / "tensors.safetensors")
-    tensors |= {name: tensors[original] for name, original in state["aliases"].items()}
+    with understood(folder):
+        state = json.loads(files.content(folder / "state.json"))
+        if state["format"] != FORMAT:
+            raise CheckpointError(
+                f"the checkpoint {folder} has format {state['format']!r}.",
+                f"This version of Segue reads format {FORMAT}.",
+                "read it with the version that wrote it.",
+            )
+        tensors = tensor_files.read(folder / "tensors.safetensors")
+        tensors |= {name: tensors[original] for name, original in state["aliases"].items()}
     return folder, state, tensors
 
 
-def _resolve(folder: Path) -> Path:
-    if (folder / "manifest.json").exists():
-        return folder
-    pointer = folder / "latest"
-    if not pointer.exists():
+@contextmanager
+def understood(folder: Path) -> Iterator[None]:
+    """Refuse a checkpoint whose files have the right hashes and the wrong content: another program wrote them."""
+    try:
+        yield
+    except SegueError:
+        raise
+    except Exception as error:
         raise CheckpointError(
-            f"{folder} has no checkpoint.",
-            "The folder has no file `latest`." if folder.exists() else "There is no such folder.",
-            "give the folder that segue.save wrote to.",
-        )
-    return folder / Path(pointer.read_text(encoding="utf-8").strip()).name
+            f"the checkpoint {folder} cannot be understood.",
+            f"{type(error).__name__}: {error}.",
+            "read it with the version that wrote it. Nothing was changed.",
+        ) from error
 
 
-def _damage(folder: Path) -> str | None:
+def checkpoints(folder: Path) -> list[Path]:
+    """Return every checkpoint of a run, complete or not, that of the last step first."""
+    found = [path for path in folder.glob("[0-9]*-*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: (_step(path.name), path.name), reverse=True)
+
+
+def exist(folder: Path) -> bool:
+    """Return whether a folder has, or had, a checkpoint."""
+    return os.path.lexists(folder / "latest") or bool(checkpoints(folder))
+
+
+def damage(folder: Path) -> str | None:
     """Say what is wrong with a checkpoint, or None."""
-    manifest = folder / "manifest.json"
-    if not manifest.exists():
+    try:
+        content = files.content(folder / "manifest.json")
+    except FileNotFoundError:
         return "The manifest is missing"
-    content = manifest.read_bytes()
+    except OSError as error:
+        return f"The manifest cannot be read: {error}"
     if hashlib.sha256(content).hexdigest()[:16] != folder.name.rpartition("-")[2]:
         return "The manifest does not match the folder's name"
-    for name, digest in json.loads(content)["files"].items():
-        file = folder / Path(name).name
-        if not file.exists():
+    try:
+        digests = {name: str(json.loads(content)["files"][name]) for name in FILES}
+    except (ValueError, LookupError, TypeError):
+        return "The manifest does not list the files of a checkpoint"
+    for name, digest in digests.items():
+        try:
+            _refuse_too_large(folder / name)
+            if hash_file(folder / name) != digest:
+                return f"{name} does not match its checksum"
+        except FileNotFoundError:
             return f"{name} is missing"
-        if hash_file(file) != digest:
-            return f"{name} does not match its checksum"
+        except OSError as error:
+            return f"{name} cannot be read: {error}"
     return None
 
 
-def _damaged(folder: Path, reason: str) -> CheckpointError:
-    others = sorted((other for other in folder.parent.glob("*-*") if other != folder), reverse=True)
-    intact = next((other for other in others if other.is_dir() and _damage(other) is None), None)
-    hint = "there is no other checkpoint in its folder." if intact is None else f"an earlier one is intact: {intact}."
-    return CheckpointError(f"the checkpoint {folder} is damaged.", f"{reason}.", hint)
-
-
-def _forget_old(folder: Path, newest: str, keep: int) -> None:
-    for draft in folder.glob(".draft-*"):  # of a process that was killed while writing; only one writes here
-        shutil.rmtree(draft, ignore_errors=True)
-    others = [p for p in folder.glob("[0-9]*-*") if p.is_dir() and p.name != newest]
-    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in others[max(0, keep - 1) :]:
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def hash_file(path: Path) -> str:
-    """Hash a file's bytes."""
+    """Hash the bytes of a regular file."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with files.opened(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _fill(draft: Path, state: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """Write the files of a checkpoint to the disk, and return its name."""
+    text = json.dumps({"format": FORMAT, **state}).encode()
+    if len(text) > files.LARGEST_TEXT:
+        raise CheckpointError(
+            "the state is too large for a checkpoint.",
+            f"Without its tensors it has {len(text):,} bytes, and at most {files.LARGEST_TEXT:,} are read.",
+            "keep numbers in tensors, not in lists.",
+        )
+    tensor_files.write(draft / "tensors.safetensors", tensors)
+    (draft / "state.json").write_bytes(text)
+    digests = {name: hash_file(draft / name) for name in FILES}
+    manifest = json.dumps({"format": FORMAT, "files": digests}, indent=1).encode()
+    (draft / "manifest.json").write_bytes(manifest)
+    for path in (*draft.iterdir(), draft):
+        _flush(path)
+    return f"{state['segue']['step']:08d}-{hashlib.sha256(manifest).hexdigest()[:16]}"
+
+
+def _put_in_place(draft: Path, place: Path) -> None:
+    """Give a written checkpoint its name; one that has it already holds the same bytes, or is damaged."""
+    if os.path.lexists(place):
+        if damage(place) is None:
+            return
+        _discard(place)
+    os.replace(draft, place)
+    _flush(place.parent)
+
+
+def _point(folder: Path, name: str) -> None:
+    """Let `latest` name a checkpoint."""
+    pointer = folder / f"{DRAFT}-latest"
+    pointer.write_text(name, encoding="utf-8")
+    _flush(pointer)
+    if (folder / "latest").is_dir():  # a file does not replace a folder
+        _discard(folder / "latest")
+    os.replace(pointer, folder / "latest")
+    _flush(folder)
+
+
+def _newest_first(folder: Path, newest: str, before: str | None) -> list[Path]:
+    """Order checkpoints by when they were written, without asking a clock.
+
+    The newest, the one that was it before, then by step; steps beyond the newest are left from an earlier run.
+    """
+
+    def order(path: Path) -> tuple[bool, bool, bool]:
+        return path.name == newest, path.name == before, _step(path.name) <= _step(newest)
+
+    return sorted(checkpoints(folder), key=order, reverse=True)
+
+
+def _locate(folder: Path) -> Path:
+    """Find the checkpoint that a folder stands for: itself, or the latest in it."""
+    if folder.is_dir() and (NAME.fullmatch(folder.name) or os.path.lexists(folder / "manifest.json")):
+        return folder
+    if name := _pointed(folder):
+        return folder / name
+    found = checkpoints(folder)
+    complete = next((path for path in found if damage(path) is None), None)
+    if complete is not None:
+        warnings.warn(
+            f"{folder / 'latest'} names no checkpoint, so the newest complete one is taken: {complete.name}.",
+            SegueWarning,
+            stacklevel=2,
+        )
+        return complete
+    if found:
+        raise _damaged(found[0], str(damage(found[0])))
+    raise CheckpointError(
+        f"{folder} has no checkpoint.",
+        "The folder has no file `latest`." if folder.exists() else "There is no such folder.",
+        "give the folder that segue.save wrote to.",
+    )
+
+
+def _pointed(folder: Path) -> str | None:
+    """Return the checkpoint that `latest` names, or None where it is missing, unreadable, or names none."""
+    try:
+        name = files.content(folder / "latest", 4096).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return name if NAME.fullmatch(name) and (folder / name).is_dir() else None
+
+
+def _damaged(folder: Path, reason: str) -> CheckpointError:
+    complete = next((other for other in checkpoints(folder.parent) if other != folder and damage(other) is None), None)
+    hint = "there is no other complete checkpoint in its folder."
+    if complete is not None:
+        place = str(complete)
+        hint = (
+            f"another one is complete: {place}. Take it with segue.load_(model, {place!r}), fit(..., resume={place!r}), "
+            f"or segue resume DIR --checkpoint {place}"
+        )
+    return CheckpointError(f"the checkpoint {folder} is damaged.", f"{reason}.", hint)
+
+
+def _refuse_too_large(path: Path) -> None:
+    """Refuse a file that is larger than it can be, before its bytes are hashed."""
+    size = path.stat().st_size
+    most = tensor_files.announced_size(path) if path.suffix == ".safetensors" else files.LARGEST_TEXT
+    if size > most:
+        raise OSError(f"it has {size:,} bytes, at most {most:,} can be right")
+
+
+def _step(name: str) -> int:
+    return int(name.partition("-")[0])
+
+
+def _discard(path: Path) -> None:
+    """Take a folder away at once: whenever a kill comes, what has the name of a checkpoint has all its files."""
+    os.replace(path, path.with_name(f"{DRAFT}-old-{path.name}"))
+
+
+def _clear_drafts(folder: Path) -> None:
+    for path in folder.glob(f"{DRAFT}*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

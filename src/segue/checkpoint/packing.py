@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from segue.checkpoint import folders
+from segue.checkpoint.ranks import on_rank_0
 from segue.core import tensor_files
 from segue.errors import CheckpointError
 
@@ -106,23 +107,8 @@ def write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep:
     """Write from rank 0 and return on every rank where."""
     unique, aliases = _without_aliases({name: tensor_files.full(value) for name, value in tensors.items()})
     state = {**state, "aliases": aliases}
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return folders.write(folder, state, unique, keep)
-    written: list[Any] = [None, None]
-    failure: BaseException | None = None
-    if torch.distributed.get_rank() == 0:
-        try:
-            written[0] = folders.write(folder, state, unique, keep)
-        except BaseException as error:  # sent to the other ranks first: they wait for it
-            failure, written[1] = error, f"{type(error).__name__}: {error}"
-    torch.distributed.broadcast_object_list(written)
-    if failure is not None:
-        raise failure
-    if written[1] is not None:
-        raise CheckpointError(
-            f"no checkpoint is written to {folder}.", f"Rank 0 failed: {written[1]}", "see the error of rank 0."
-        )
-    return Path(written[0])
+    failed = f"no checkpoint is written to {folder}."
+    return Path(on_rank_0(lambda: folders.write(folder, state, unique, keep), failed))
 
 
 def _without_aliases(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

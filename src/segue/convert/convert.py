@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from segue.checkpoint import folders
+from segue.checkpoint.lock import locked_on_rank_0
 from segue.convert import folder, pretrained
 from segue.convert import parse_student as parse
 from segue.convert.data import Data, load
@@ -36,53 +38,51 @@ def convert(settings: Conversion, out: Path, say: Callable[[str], None] = print)
     say = say if main else _silent
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is not a folder.", "It is a file.", "give another --out.")
-    if pretrained.is_converted(out):
-        raise ConfigError(
-            f"{out} is not empty.",
-            "It holds a finished conversion.",
-            f"evaluate it (segue eval {out}), or give another folder.",
-        )
     work = out / "training"
+    _refuse_finished(out)
     _require_same_settings(settings, work)
     base = open_base(settings.model)
     data = load(base, settings)
     base.model.to(processes.device)
     plan = _plan(settings, base, student)
-    if main:
-        write_json(dataclasses.asdict(settings), work / "settings.json")
-    processes.wait()
-    say(f"{settings.model}: {type(base.model).__name__}, {sum(p.numel() for p in base.model.parameters()):,} parameters")
-    say(f"{len(select(base.model, plan.sites))} sites; training on {data.train_size}, evaluating on {data.held_out_size}")
-    original = folder.evaluated(base.model, data)
-    say(f"original: {_quality(data, original)}")
-    try:
-        trained = fit(
-            base.model,
-            plan,
-            data.train,
-            data.task,
-            recipe=recipe,
-            validation=data.held_out,
-            scores=data.task.scores,
-            folder=work,
-            resume=True,
-            evaluations=settings.evaluations,
-            on_eval=lambda point: say(_line(data, original, point)),
-            progress="converting",
-        )
-    except (KeyboardInterrupt, SystemExit):
-        say(f"To resume, repeat the command, or: segue resume {out}")
-        raise
-    assert trained.handover is not None
-    trained.handover.finalize_()
-    state = folder.full_state(base.model)
-    record: dict[str, Any] = {}
-    if main:
-        finished = folder.Finished(settings, base, data, plan, original, trained)
-        dtype = base.dtype if settings.dtype is None else getattr(torch, settings.dtype)
-        record = folder.write(out, finished, state, dtype, say)
-    processes.wait()
-    return record
+    with locked_on_rank_0(work):
+        _refuse_finished(out)  # both again: another process may have been quicker
+        _require_same_settings(settings, work)
+        if main:
+            write_json(dataclasses.asdict(settings), work / "settings.json")
+        processes.wait()
+        say(f"{settings.model}: {type(base.model).__name__}, {sum(p.numel() for p in base.model.parameters()):,} parameters")
+        say(f"{len(select(base.model, plan.sites))} sites; training on {data.train_size}, evaluating on {data.held_out_size}")
+        original = folder.evaluated(base.model, data)
+        say(f"original: {_quality(data, original)}")
+        try:
+            trained = fit(
+                base.model,
+                plan,
+                data.train,
+                data.task,
+                recipe=recipe,
+                validation=data.held_out,
+                scores=data.task.scores,
+                folder=work,
+                resume=True,
+                evaluations=settings.evaluations,
+                on_eval=lambda point: say(_line(data, original, point)),
+                progress="converting",
+            )
+        except (KeyboardInterrupt, SystemExit):
+            say(f"To resume, repeat the command, or: segue resume {out}")
+            raise
+        assert trained.handover is not None
+        trained.handover.finalize_()
+        state = folder.full_state(base.model)
+        record: dict[str, Any] = {}
+        if main:
+            finished = folder.Finished(settings, base, data, plan, original, trained)
+            dtype = base.dtype if settings.dtype is None else getattr(torch, settings.dtype)
+            record = folder.write(out, finished, state, dtype, say)
+        processes.wait()
+        return record
 
 
 def _silent(text: str) -> None:
@@ -135,9 +135,18 @@ def _line(data: Data, original: dict[str, float], point: dict[str, Any]) -> str:
     return f"step {point['step']}, alpha {point['alpha']:.2f}: {data.task.quality} of {shown}"
 
 
+def _refuse_finished(out: Path) -> None:
+    if pretrained.is_converted(out):
+        raise ConfigError(
+            f"{out} is not empty.",
+            "It holds a finished conversion.",
+            f"evaluate it (segue eval {out}), or give another folder.",
+        )
+
+
 def _require_same_settings(settings: Conversion, work: Path) -> None:
     path = work / "settings.json"
-    if not (path.exists() and (work / "checkpoints" / "latest").exists()):  # a conversion that failed at its start is no limit
+    if not (path.exists() and folders.exist(work / "checkpoints")):  # a conversion that failed at its start is no limit
         return
     before = dataclasses.asdict(Conversion.from_dict(json.loads(path.read_text(encoding="utf-8"))))
     different = [f"{name} {before[name]!r}" for name, value in dataclasses.asdict(settings).items() if before[name] != value]

@@ -14,6 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from segue.core import files
+
+LARGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors package
+
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -56,6 +60,20 @@ def read(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file  # imported late: `import segue` stays quick
 
     return load_file(path)
+
+
+def announced_size(path: Path) -> int:
+    """Return the number of bytes that a file has according to its header; OSError where it has none."""
+    with files.opened(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > LARGEST_HEADER:
+            raise OSError(f"its header has {length:,} bytes, at most {LARGEST_HEADER:,} are read")
+        try:
+            header = json.loads(file.read(length))
+            end: int = max([0, *(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")])
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise OSError("its header is damaged") from None
+    return 8 + length + end
 
 
 def memory(tensor: Tensor) -> bytes | ctypes.Array[ctypes.c_char]:

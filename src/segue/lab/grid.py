@@ -20,7 +20,7 @@ from typing import Any
 
 from segue.errors import ConfigError, MissingExtraError, SegueError, nearest
 from segue.lab.config import Run
-from segue.lab.run import is_finished, run_alone
+from segue.lab.run import is_finished, run
 from segue.reporting.formatting import duration
 from segue.training.progress import Progress
 
@@ -128,7 +128,7 @@ def run_grid(experiment: Experiment, out: Path, *, workers: int = 1, engine: str
 def run_named(experiment: Experiment, name: str, out: Path) -> None:
     """Carry out one run of an experiment, found by its name."""
     (found,) = [run for run in experiment.runs() if run.name == name]
-    run_alone(found, out / name)
+    run(found, out / name, wait=True)  # another grid may be at it
 
 
 def _in_processes(experiment: Experiment, names: list[str], out: Path, workers: int) -> Iterator[Outcome]:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 
 from segue import similarity
 from segue.checkpoint import state as checkpoint
+from segue.checkpoint.lock import locked_on_rank_0
 from segue.core.backbone import evaluating
 from segue.core.blending import first_floating, padding_mask
 from segue.core.handover import Handover
@@ -31,7 +31,7 @@ from segue.reporting import records as results
 from segue.reporting.records import Point, Result, RunInfo, TrainInfo, meta_info_of
 from segue.sites import Site, select
 from segue.training.batches import mapped
-from segue.training.distributed import launched
+from segue.training.distributed import Processes, launched
 from segue.training.evaluation import Evaluator
 from segue.training.fit import Fit, fit
 from segue.training.tasks import LossFn
@@ -40,13 +40,23 @@ DRIFT_EXAMPLES = 64
 MINIBATCHES = 4  # of training data, for the variance of gradients
 
 
-def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[str, ...] = ()) -> Result:
-    """Carry out a run in a folder, resume it, or read its result if it has finished."""
+def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[str, ...] = (), wait: bool = False) -> Result:
+    """Carry out a run in a folder, resume it, or read its result if it has finished.
+
+    Another process that works in the folder is an error; with `wait` it is waited for.
+    """
     processes = launched()
+    if (folder / results.FILE).exists() and is_finished(config, folder):
+        return results.read(folder / results.FILE)
+    with locked_on_rank_0(folder, wait=wait):
+        return _run(config, folder, processes, keep_model=keep_model, trackers=trackers)
+
+
+def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, trackers: tuple[str, ...]) -> Result:
     if processes.rank == 0:
         _claim(config, folder)
     processes.wait()
-    if (folder / results.FILE).exists():
+    if (folder / results.FILE).exists():  # by now: another process was waited for
         return results.read(folder / results.FILE)
     begun = datetime.now(timezone.utc)
     loaded = config.task.load(data_fraction=config.data_fraction, seed=config.seed)
@@ -94,13 +104,6 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     processes.wait()
     return result
-
-
-def run_alone(config: Run, folder: Path) -> Result:
-    """Carry out a run while no other process works in its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "lock", poll_interval=0.2):
-        return run(config, folder)
 
 
 def is_finished(config: Run, folder: Path) -> bool:

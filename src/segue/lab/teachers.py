@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from torch import Tensor, nn
 
+from segue.checkpoint.lock import locked_on_rank_0
 from segue.core import tensor_files
 from segue.errors import ConfigError, DataError
 from segue.lab.config import Teacher, config_hash, to_dict
@@ -25,9 +25,7 @@ def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded) -> tuple[nn.Mo
     """Return the trained teacher and its record; train it unless an earlier run has."""
     place = folder / config_hash(teacher)
     processes = launched()
-    place.mkdir(parents=True, exist_ok=True)
-    with FileLock(place / "lock", poll_interval=0.2) if processes.rank == 0 else nullcontext():
-        processes.wait()
+    with locked_on_rank_0(place, wait=True):  # runs that share it wait for the one that trains it
         if not (place / "teacher.json").exists():
             _train(teacher, place, loaded)
         processes.wait()

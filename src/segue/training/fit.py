@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from segue.checkpoint.lock import locked_on_rank_0
 from segue.core import randomness
 from segue.core.blending import padding_mask
 from segue.core.handover import Handover, replace_
@@ -79,27 +80,28 @@ def fit(
     path = None if folder is None else Path(folder)
     accelerator = distributed.accelerator(recipe, trackers, path)
     processes = Processes(accelerator.device, accelerator.process_index, accelerator.num_processes, split=split_batches)
-    stream = Stream(batches, seed=recipe.seed)
-    total = recipe.total_steps(stream.per_epoch)
-    checkpoints = Checkpoints(path, checkpoint_every, total, resume=resume)
-    handover = None if plan is None else replace_(model, plan, total_steps=total)
-    try:
-        loop = Loop(model, handover, stream, loss_fn, recipe, total, accelerator, processes)
-        evaluator = None
-        if validation is not None:
-            scores = scores or getattr(loss_fn, "scores", None) or (lambda model, batch: {"loss": loss_fn(model, batch)})
-            evaluator = Evaluator(validation, scores, processes, accelerator.autocast)
-        log = MetricsLog(path, writes=accelerator.is_main_process)
-        monitor = Monitor(loop, evaluator, log, measure, on_eval)
-        name = progress if accelerator.is_main_process else None
-        _run(loop, monitor, checkpoints, evaluation_steps(evaluations, total), name)
-    except BaseException:
-        sharded = processes.world > 1 and recipe.shard
-        if handover is not None and not sharded and all(seam.teacher is not None for seam in handover.seams.values()):
-            handover.cancel_()
-        raise
-    per_epoch = max(1, loop.batches_per_epoch // recipe.accumulate)
-    return Fit(model, handover, total, per_epoch, log.history, loop.seconds, loop.skipped)
+    with locked_on_rank_0(path), locked_on_rank_0(path and path / "checkpoints"):  # no other process trains or saves there
+        stream = Stream(batches, seed=recipe.seed)
+        total = recipe.total_steps(stream.per_epoch)
+        checkpoints = Checkpoints(path, checkpoint_every, total, resume=resume)
+        handover = None if plan is None else replace_(model, plan, total_steps=total)
+        try:
+            loop = Loop(model, handover, stream, loss_fn, recipe, total, accelerator, processes)
+            evaluator = None
+            if validation is not None:
+                scores = scores or getattr(loss_fn, "scores", None) or (lambda model, batch: {"loss": loss_fn(model, batch)})
+                evaluator = Evaluator(validation, scores, processes, accelerator.autocast)
+            log = MetricsLog(path, writes=accelerator.is_main_process)
+            monitor = Monitor(loop, evaluator, log, measure, on_eval)
+            name = progress if accelerator.is_main_process else None
+            _run(loop, monitor, checkpoints, evaluation_steps(evaluations, total), name)
+        except BaseException:
+            sharded = processes.world > 1 and recipe.shard
+            if handover is not None and not sharded and all(seam.teacher is not None for seam in handover.seams.values()):
+                handover.cancel_()
+            raise
+        per_epoch = max(1, loop.batches_per_epoch // recipe.accumulate)
+        return Fit(model, handover, total, per_epoch, log.history, loop.seconds, loop.skipped)
 
 
 def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: frozenset[int], name: str | None) -> None:

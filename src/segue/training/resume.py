@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from segue.checkpoint import folders
 from segue.checkpoint import state as checkpoint
 from segue.errors import CheckpointError, SegueWarning
 
@@ -58,7 +59,7 @@ class Checkpoints:
         self.folder = folder
         self.place = Path() if folder is None else folder / "checkpoints"
         self.every = every or max(1, total // CHECKPOINTS)
-        self.exist = folder is not None and (self.place / "latest").exists()
+        self.exist = folder is not None and folders.exist(self.place)
         if self.exist and not resume:
             raise CheckpointError(
                 f"{folder} already contains a training.",
