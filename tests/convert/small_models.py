@@ -14,6 +14,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import segue
+from segue.convert import manifest
 from segue.convert.data import Data, load
 from segue.convert.options import Conversion
 from segue.convert.pretrained import Base, open_base
@@ -34,7 +35,7 @@ ATTENTION = {
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 POSITIONS = 64
 STUDENT = "WindowedLinear(window=4)"
-FILES = {"README.md", "config.json", "curve.json", "curve.png", "model.safetensors", "segue.json"}
+FILES = {"README.md", "config.json", "curve.json", "curve.png", "manifest.json", "model.safetensors", "segue.json"}
 
 
 def text(words: int = 3000, seed: int = 0) -> str:
@@ -137,6 +138,12 @@ def record(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "segue.json").read_text())
 
 
+def seal(folder: Path) -> None:
+    """Write the manifest and its digest again, as somebody would who wants a changed folder to be accepted."""
+    card, digest = folder / "README.md", manifest.write(folder)
+    card.write_text(manifest.SHOWN.sub(manifest.line(digest).removeprefix("- **Digest**: "), card.read_text()))
+
+
 def points(folder: Path) -> list[dict[str, Any]]:
     """Return the evaluations during a conversion."""
     return [json.loads(line) for line in (folder / "training" / "metrics.jsonl").read_text().splitlines()]
@@ -144,10 +151,10 @@ def points(folder: Path) -> list[dict[str, Any]]:
 
 def assert_same_conversion(out: Path, converted: Path) -> None:
     """Compare two folders bit for bit, times left out."""
-    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+    for name in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"):
         assert (out / name).read_bytes() == (converted / name).read_bytes(), name
     assert record(out)["quality"] == record(converted)["quality"]
-    assert record(out)["files"] == record(converted)["files"]
+    assert set(manifest.listed(out)) == set(manifest.listed(converted))
     curves = [json.loads((place / "curve.json").read_text()) for place in (out, converted)]
     for point in (point for curve in curves for point in curve["points"]):
         del point["seconds"]

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import segue
-from segue.convert import folder
+from segue.convert import folder, manifest
 from segue.convert.pretrained import open_base
 from segue.errors import SegueError
 from tests.convert.small_models import FILES, STUDENT, assert_same_conversion, points, quality, record, save, tokenizer
@@ -28,10 +28,11 @@ def test_the_folder_holds_everything_the_record_names(converted):
     names = {path.name for path in converted.iterdir()}
     assert FILES | {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "training"} == names
     found = record(converted)
-    assert found["format"] == 1
+    assert found["format"] == 2
     assert set(found["versions"]) >= {"segue", "torch", "transformers"}
     assert found["versions"]["torch"] == torch.__version__
-    assert set(found["files"]) == {"config.json", "model.safetensors"}
+    unlisted = {"README.md", "curve.png", "manifest.json", "training"}
+    assert set(manifest.listed(converted)) == names - unlisted
     assert re.fullmatch("[0-9a-f]{64}", found["base"]["hash"])
     assert found["base"]["hash"] == open_base(found["base"]["name"]).hash
     plan = segue.Plan.from_dict(found["segue"]["plan"])

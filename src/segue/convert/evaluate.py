@@ -39,9 +39,9 @@ def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = pri
     """Compare the two models, write results.json, the figures and index.html, and return the results."""
     require_matplotlib()
     begun, started = datetime.now(timezone.utc), time.monotonic()
+    converted = pretrained.from_pretrained(settings.folder, dtype=torch.float32, digest=settings.digest)
     record = pretrained.read_record(settings.folder)
     base = _original(settings, record)
-    converted = pretrained.from_pretrained(settings.folder, dtype=torch.float32)
     trained = Conversion.from_dict(record["conversion"])
     conversion = _adapted(trained, settings, base)
     data = load(base, conversion)
@@ -82,12 +82,13 @@ def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = pri
 
 def _original(settings: EvalSettings, record: Mapping[str, Any]) -> Base:
     """Load the original, and require that its weights are those that were converted."""
-    fault, hint = f"{settings.folder} cannot be compared with its original.", "give the place of the original with --base."
+    fault = f"{settings.folder} cannot be compared with its original."
+    hint = "give the place of the original with --base, or allow its download with --download."
     if "conversion" not in record:
         raise CheckpointError(fault, f"Its {pretrained.RECORD} is not by `segue convert`.", "give a folder that it wrote.")
     name = settings.base or record["base"]["name"]
     try:
-        base = open_base(name)
+        base = open_base(name, download=settings.download)
     except ConfigError as error:
         raise ConfigError(fault, f"{name}: {error.args[1]}", hint) from error
     if base.hash != record["base"]["hash"]:
@@ -99,7 +100,8 @@ def _original(settings: EvalSettings, record: Mapping[str, Any]) -> Base:
 def _adapted(conversion: Conversion, settings: EvalSettings, base: Base) -> Conversion:
     """Read data as the conversion did, so that the same part is held out, except where the settings say otherwise."""
     require_positions(base, settings.tokens or 0)
-    changed: dict[str, Any] = {"data": settings.data, "validation": settings.validation}
+    # the record may allow a download, which is for the user of this command to say
+    changed: dict[str, Any] = {"data": settings.data, "validation": settings.validation, "download": settings.download}
     if base.kind not in ("causal", "masked"):  # packed texts are cut again later: another length would hold out another part
         changed["tokens"] = settings.tokens
     return dataclasses.replace(conversion, **{name: value for name, value in changed.items() if value is not None})

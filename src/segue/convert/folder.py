@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from segue.checkpoint.folders import hash_file
-from segue.convert import pretrained, speed
+from segue.convert import manifest, pretrained, speed
 from segue.convert.data import Data
 from segue.convert.options import Conversion
 from segue.convert.pretrained import Base
@@ -74,17 +73,18 @@ def write(
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     _write_model(draft, finished.base, state, dtype)
-    record = _record(finished, draft, dtype)
+    record = _record(finished, dtype)
     write_json(record, draft / pretrained.RECORD)
-    converted = pretrained.from_pretrained(draft)
+    converted = pretrained.from_pretrained(draft, verify=False)  # its manifest comes last
     scores, task = evaluated(converted, finished.data), finished.data.task
     record["quality"] = {"name": task.quality, "original": finished.original, "converted": scores}
     say(f"as saved: {task.quality} {task.of(scores):.4g}{task.unit}, original {task.of(finished.original):.4g}{task.unit}")
     record["speed"] = _speed(finished, {"original": finished.base.reload().to(dtype), "converted": converted})
     write_json({"original": finished.original, "points": finished.trained.history}, draft / "curve.json")
     draw_curve(draft / "curve.png", task, task.of(finished.original), finished.trained.history, _alphas(finished))
-    (draft / "README.md").write_text(card(record, finished.data), encoding="utf-8")
     write_json(record, draft / pretrained.RECORD)
+    digest = manifest.write(draft)
+    (draft / manifest.CARD).write_text(card(record, finished.data, digest), encoding="utf-8")
     names = sorted((path.name for path in draft.iterdir()), key=lambda name: name == pretrained.RECORD)
     for name in names:  # the record last: a folder that has it is complete
         os.replace(draft / name, out / name)
@@ -112,13 +112,12 @@ def _write_model(draft: Path, base: Base, state: dict[str, Tensor], dtype: torch
     base.save_processor(draft)
 
 
-def _record(finished: Finished, draft: Path, dtype: torch.dtype) -> dict[str, Any]:
+def _record(finished: Finished, dtype: torch.dtype) -> dict[str, Any]:
     import transformers
 
     import segue
 
     base, settings = finished.base, finished.settings
-    weights = [*sorted(path.name for path in draft.glob("*.safetensors")), "config.json"]
     examples = finished.trained.total_steps * settings.batch * settings.accumulate
     tokens = settings.tokens if base.kind in ("causal", "masked") else None
     return {
@@ -130,7 +129,6 @@ def _record(finished: Finished, draft: Path, dtype: torch.dtype) -> dict[str, An
             "hash": base.hash,
             "config": {**base.config, "dtype": str(dtype).removeprefix("torch.")},
         },
-        "files": {name: hash_file(draft / name) for name in weights},
         "versions": {
             "segue": segue.__version__,
             "torch": torch.__version__,
@@ -197,7 +195,7 @@ def draw_curve(path: Path, task: Task, original: float, points: list[dict[str, A
     figure.savefig(path, dpi=150)
 
 
-def card(record: dict[str, Any], data: Data) -> str:
+def card(record: dict[str, Any], data: Data, digest: str) -> str:
     """Return the model card as Markdown, with the front matter of the Hugging Face Hub."""
     conversion, base, budget = record["conversion"], record["base"], record["budget"]
     name, source = _short(base["name"]), _short(conversion["data"])
@@ -237,6 +235,7 @@ Load it with Segue: transformers alone builds the original's modules with random
 - **Budget**: {budget["steps"]:,} steps of {batch}, {seen}, {duration(budget["seconds"])}.
 - **Original**: `{name}`, sha256 of its weights in float32 `{base["hash"][:16]}…`
 - **Versions**: {", ".join(f"{name} {version}" for name, version in record["versions"].items())}
+{manifest.line(digest)}
 
 `segue.json` has the complete plan, `curve.json` every evaluation during training. This is one conversion with one seed,
 evaluated on the data above: other data, longer texts and other seeds give other numbers. `segue eval` compares the two models

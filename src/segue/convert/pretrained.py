@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,17 +12,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from segue.checkpoint import folders as checkpoint_files
 from segue.checkpoint import state as checkpoint
+from segue.convert import manifest
+from segue.convert.configuration import build_config, dtype_of, model_class, plain_config
 from segue.core import tensor_files
-from segue.data.files import quiet_transformers
+from segue.data.files import hub_offline, quiet_transformers
 from segue.errors import CheckpointError, ConfigError, MissingExtraError, SegueError
 from segue.reporting.records import write_json
 
 RECORD = "segue.json"
-FORMAT = 1
+FORMAT = 2
+WITHOUT_MANIFEST = 1  # of version 0.1.0: the record has hashes of weights and configuration, nothing covers the record itself
 IMAGE_SETTINGS = "preprocessor_config.json"
-NOT_FROM_A_FOLDER = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation")  # may name code
+GENERATION = "generation_config.json"
 
 Kind = Literal["causal", "masked", "labels", "encoder"]
 
@@ -36,26 +39,32 @@ ENDINGS: dict[str, Kind] = {
 
 
 def from_pretrained(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, verify: bool = True, **given: Any
+    folder: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    verify: bool = True,
+    digest: str | None = None,
+    **given: Any,
 ) -> Any:
     """Load a converted model: the original's architecture with its students, in evaluation mode.
 
-    The folder comes from `segue convert`, or from a Hugging Face Trainer with Segue's callback. Weights whose hash differs from
-    the record are refused, unless `verify=False`. `dtype` defaults to the record's. `given` supplies parts of the plan that
-    could not be saved, such as your own student.
+    The folder comes from `segue convert`, or from a Hugging Face Trainer with Segue's callback. A folder with a file that is
+    missing, changed or added is refused, unless `verify=False`; so is one whose digest, which its card shows, is not `digest`.
+    `dtype` defaults to the record's. `given` supplies parts of the plan that could not be saved, such as your own student.
     """
     path = Path(folder)
     record = read_record(path)
-    if verify:
-        _verify(path, record)
+    if verify or digest is not None:
+        _verify(path, record, digest)
     try:
-        model: Any = _built(record, dtype)
+        with hub_offline():
+            model: Any = _built(record, dtype)
         checkpoint.rebuild_(model, record["segue"], _weights(path, record), given)
-        if (path / "generation_config.json").is_file() and getattr(model, "generation_config", None) is not None:
-            model.generation_config = type(model.generation_config).from_pretrained(path)
+        if (path / GENERATION).is_file() and getattr(model, "generation_config", None) is not None:
+            model.generation_config = _generation(type(model.generation_config), path / GENERATION)
     except SegueError:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
     return model.eval()
 
@@ -70,93 +79,80 @@ def is_converted(folder: str | os.PathLike[str]) -> bool:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Read the record of a converted model."""
-    fault = _not_loadable(folder)
     try:
         if (folder / RECORD).is_file():
             record: Any = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             version = record.get("format") if isinstance(record, dict) else None
-            if version != FORMAT:
-                found = f"{RECORD} has format {version!r}; this version of Segue reads {FORMAT}."
-                raise CheckpointError(fault, found, "load it with the version of Segue that wrote it.")
-            if not all(isinstance(record.get(part), dict) for part in ("segue", "base", "files")):
+            if version not in (FORMAT, WITHOUT_MANIFEST):
+                found = f"{RECORD} has format {version!r}; this version of Segue reads {FORMAT} and {WITHOUT_MANIFEST}."
+                raise manifest.refused(folder, found, "load it with the version of Segue that wrote it.")
+            parts = ("segue", "base") if version == FORMAT else ("segue", "base", "files")
+            if not all(isinstance(record.get(part), dict) for part in parts):
                 raise _damaged(folder, "a part of it is missing")
             return dict(record)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(fault, f"{type(error).__name__}: {error}.", "give a folder that `segue convert` wrote.") from None
-    if not isinstance(config.get("segue"), dict):
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, SegueError):
+            raise
+        raise manifest.refused(
+            folder, f"{type(error).__name__}: {error}.", "give a folder that `segue convert` wrote."
+        ) from None
+    if not isinstance(config, dict) or not isinstance(config.get("segue"), dict):
         found = f"It has no {RECORD}, and its config.json has no record of a replacement."
-        raise CheckpointError(fault, found, "load an ordinary model by transformers' AutoModel.")
+        raise manifest.refused(folder, found, "load an ordinary model by transformers' AutoModel.")
     return {"segue": config.pop("segue"), "base": {"config": config}, "files": {}}
-
-
-def model_class(config: Any) -> Any:
-    """Return transformers' own class for a configuration; code that a folder brings is never used."""
-    import transformers
-
-    names = [name for name in (config.architectures or []) if hasattr(transformers, name)]
-    kind = getattr(transformers, names[0]) if names else transformers.AutoModelForCausalLM
-    root = transformers.PreTrainedModel
-    known = isinstance(kind, type) and kind is not root and issubclass(kind, root)
-    if names and not known:
-        found = f"The architectures in the configuration are {config.architectures}."
-        raise CheckpointError(f"{names[0]} is not a model class of transformers.", found, "check them in config.json.")
-    return kind
 
 
 def _built(record: dict[str, Any], dtype: torch.dtype | None) -> nn.Module:
     """Build the original's architecture with random weights."""
     try:
-        import transformers
+        import transformers  # noqa: F401
     except ImportError:
         raise MissingExtraError(
             "a converted model needs transformers.", "It is not installed.", "pip install segue[hf]"
         ) from None
-    settings = _only_data(record["base"]["config"])
-    stored = settings.pop("dtype", None) or "float32"
-    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    saved = dict(record["base"]["config"])
+    stored = dtype_of(saved.pop("dtype", None))
+    config = build_config(saved)
     kind = model_class(config)
     make = getattr(kind, "_from_config", None) or kind.from_config
     with torch.random.fork_rng(devices=[]):
-        model: nn.Module = make(config, dtype=dtype or getattr(torch, stored))
+        model: nn.Module = make(config, dtype=dtype or stored)
     return model
 
 
-def _only_data(config: Any) -> Any:
-    """Drop settings by which a folder could choose code."""
-    if isinstance(config, dict):
-        return {name: _only_data(value) for name, value in config.items() if name not in NOT_FROM_A_FOLDER}
-    return config
-
-
-def _not_loadable(folder: Path) -> str:
-    return f"{folder} cannot be loaded as a converted model."
+def _generation(kind: Any, path: Path) -> Any:
+    """Read the settings of generation that transformers declares."""
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path.name} has no settings")
+    return kind(**{name: saved[name] for name in vars(kind()) if name in saved})
 
 
 def _damaged(folder: Path, why: str) -> CheckpointError:
-    return CheckpointError(_not_loadable(folder), f"Its record cannot be read ({why}).", "copy the complete folder again.")
+    return manifest.refused(folder, f"Its record cannot be read ({why}).")
 
 
-def _verify(folder: Path, record: dict[str, Any]) -> None:
-    """Refuse files that are missing, changed, or not the record's."""
-    fault = _not_loadable(folder)
+def _verify(folder: Path, record: dict[str, Any], digest: str | None) -> None:
+    """Refuse files that are missing, changed or added, as far as the folder can tell."""
+    if record.get("format") == FORMAT or (folder / manifest.FILE).exists():
+        manifest.verify(folder, digest)
+        return
+    if digest is not None:
+        raise manifest.refused(folder, f"It has no {manifest.FILE}, so that no digest covers it.", "load it without `digest`.")
     foreign = [path.name for path in folder.glob("*.safetensors") if record["files"] and path.name not in record["files"]]
     if foreign:
-        raise CheckpointError(fault, f"{foreign[0]} is not part of it: {RECORD} does not name it.", "remove that file.")
-    for name, expected in record["files"].items():
-        if not (folder / name).is_file():
-            raise CheckpointError(fault, f"{name} is missing.", "copy the complete folder again.")
-        if checkpoint_files.hash_file(folder / name) != expected:
-            hint = "copy the folder again; if the change is yours, from_pretrained(..., verify=False)."
-            raise CheckpointError(fault, f"{name} has changed: its hash differs from {RECORD}.", hint)
+        raise manifest.refused(folder, f"{foreign[0]} is not part of it: {RECORD} does not name it.", "remove that file.")
+    manifest.compare(folder, record["files"], RECORD)
 
 
 def _weights(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
-    """Read the files that the record names, or all of a folder that Trainer wrote."""
-    named = [folder / name for name in record["files"] if name.endswith(".safetensors")]
+    """Read the weights that the manifest or the record names, or all of a folder that Trainer wrote."""
+    listed = manifest.listed(folder) if (folder / manifest.FILE).exists() else record.get("files", {})
+    named = [folder / name for name in listed if name.endswith(".safetensors") and Path(name).name == name]
     files = named or sorted(folder.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(_not_loadable(folder), "It has no safetensors file.", "copy the complete folder again.")
+        raise manifest.refused(folder, "It has no safetensors file.")
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= tensor_files.read(file)
@@ -208,22 +204,24 @@ class Base:
         return longest if isinstance(longest, int) else None
 
 
-def open_base(name: str) -> Base:
+def open_base(name: str, *, download: bool = True) -> Base:
     """Load a pretrained model with its tokenizer or image processor; pickled weights are refused."""
     transformers = quiet_transformers(name)
     fault = f"the model {name!r} cannot be converted."
     place, options = _place(name)
     try:
-        if is_converted(place):
-            model = from_pretrained(place, dtype=torch.float32)
-            config = read_record(Path(place))["base"]["config"]
-            stored = getattr(torch, config.get("dtype") or "float32")
-        else:
-            settings = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
-            stored = settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
-            model = _loaded(model_class(settings), place, options, fault)
-            config = _plain(model.config, type(model).__name__, stored)
-        processor = _processor(transformers, model, place, options)
+        with nullcontext() if download else hub_offline():
+            if is_converted(place):
+                model = from_pretrained(place, dtype=torch.float32)
+                config = read_record(Path(place))["base"]["config"]
+                stored = dtype_of(config.get("dtype"))
+            else:
+                found = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+                stored = found.dtype if isinstance(found.dtype, torch.dtype) else torch.float32
+                settings = build_config(found.to_dict())
+                model = _loaded(model_class(settings), place, {**options, "config": settings}, fault)
+                config = plain_config(model.config, type(model).__name__, stored)
+            processor = _processor(transformers, model, place, options)
     except SegueError:
         raise
     except Exception as error:  # transformers raises errors of many libraries
@@ -235,7 +233,7 @@ def open_base(name: str) -> Base:
 
 def _loaded(kind: Any, place: str, options: dict[str, Any], fault: str) -> Any:
     """Load every weight, from safetensors or GGUF."""
-    safe = {} if options else {"use_safetensors": True}
+    safe = {} if "gguf_file" in options else {"use_safetensors": True}
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # else only the first of several processes gets the weights
     model, found = kind.from_pretrained(place, dtype=torch.float32, output_loading_info=True, **safe, **options)
     if missing := sorted(found["missing_keys"]):
@@ -264,10 +262,3 @@ def _processor(transformers: Any, model: nn.Module, place: str, options: dict[st
         return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
     path = transformers.utils.cached_file(place, IMAGE_SETTINGS)
     return json.loads(Path(path).read_text(encoding="utf-8"))
-
-
-def _plain(config: Any, architecture: str, stored: torch.dtype) -> dict[str, Any]:
-    """Return a configuration as plain data, with what is needed to build the model again."""
-    plain: dict[str, Any] = config.to_dict()
-    plain.pop("quantization_config", None)  # of a GGUF file, whose weights are float32 now
-    return plain | {"architectures": [architecture], "dtype": str(stored).removeprefix("torch.")}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -39,6 +41,21 @@ def quiet_transformers(name: str) -> Any:
     transformers.utils.logging.set_verbosity_error()  # it would warn that the new head is untrained, which is intended
     transformers.utils.logging.disable_progress_bar()
     return transformers
+
+
+@contextmanager
+def hub_offline() -> Iterator[None]:
+    """Keep huggingface_hub, and with it transformers, off the network.
+
+    It reads HF_HUB_OFFLINE once, when it is imported; so the value that it keeps is changed, and restored.
+    """
+    constants: Any = optional("huggingface_hub.constants", "hf", "Hugging Face's libraries cannot be kept offline.")
+    before = constants.HF_HUB_OFFLINE
+    try:
+        constants.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def store_paths(source: object, *names: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from segue.data.dataset import Dataset, Examples, image_dataset
-from segue.data.files import contents, existing_file, existing_folder, optional, store_paths, unreadable
+from segue.data.files import contents, existing_file, existing_folder, hub_offline, optional, store_paths, unreadable
 from segue.errors import DataError, nearest
 
 _READERS = ("parquet", "arrow", "imagefolder", "cache")  # of plain data; `datasets` has others
@@ -128,22 +128,18 @@ class ImageFolder:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Keep Hugging Face's libraries off the network, and their progress bars ("Downloading data") off the screen.
-
-    They read HF_HUB_OFFLINE once, when they are imported; so the values they keep are changed, and restored.
-    """
+    """Keep Hugging Face's libraries off the network, and their progress bars ("Downloading data") off the screen."""
     problem = "Hugging Face's libraries cannot be kept offline."
-    places: list[Any] = [optional(name, "hf", problem) for name in ("huggingface_hub.constants", "datasets.config")]
     datasets: Any = optional("datasets", "hf", problem)
-    before, silent = [place.HF_HUB_OFFLINE for place in places], datasets.are_progress_bars_disabled()
+    config: Any = optional("datasets.config", "hf", problem)  # it keeps the value that it found when it was imported
+    before, silent = config.HF_HUB_OFFLINE, datasets.are_progress_bars_disabled()
     try:
         datasets.disable_progress_bars()
-        for place in places:
-            place.HF_HUB_OFFLINE = True
-        yield
+        config.HF_HUB_OFFLINE = True
+        with hub_offline():
+            yield
     finally:
-        for place, value in zip(places, before, strict=True):
-            place.HF_HUB_OFFLINE = value
+        config.HF_HUB_OFFLINE = before
         if not silent:
             datasets.enable_progress_bars()
 
