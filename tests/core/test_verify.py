@@ -1,11 +1,15 @@
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import _global_optimizer_post_hooks as hooks_on_all_optimizers
 
 import segue
+from segue.core.verify import OptimizerWatch
 from segue.errors import HandoverError, VerificationError
 from tests.helpers.tiny import SITES, Net, batch, constant, optimizer_for, same_state, start, train
 
@@ -195,3 +199,32 @@ def test_a_forgotten_step_is_noticed():
         "  Alpha stands still: the handover is at step 0.\n"
         "  Hint: call handover.step() after every optimizer.step()."
     )
+
+
+def test_dropped_handovers_leave_no_hook_on_optimizers():
+    gc.collect()
+    before = len(hooks_on_all_optimizers)
+    kept = start()
+    for _ in range(2000):
+        OptimizerWatch(kept.model, []).listen()
+    for _ in range(30):
+        segue.replace_(nn.Sequential(nn.Linear(2, 2)), segue.Plan(sites="0"), total_steps=4)
+    gc.collect()
+    assert len(hooks_on_all_optimizers) == before + 1
+    foreign = torch.optim.SGD(kept.model.head.parameters(), lr=0.1)
+    foreign.step()
+    with pytest.raises(HandoverError, match="the optimizer does not hold the students"):
+        kept.step()
+    kept.cancel_()
+    gc.collect()
+    assert len(hooks_on_all_optimizers) == before
+
+
+def test_a_model_and_its_handover_are_freed_together():
+    handover = start(segue.methods.dcr_dfg(sites=SITES))
+    train(handover, optimizer_for(handover), 1)
+    handover.model(batch()[0])  # its outputs wait for the guidance
+    references = [weakref.ref(x) for x in (handover, handover.model, handover.seams["blocks.0.attn"], handover._optimizers)]
+    del handover
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 4

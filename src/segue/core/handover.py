@@ -91,8 +91,8 @@ class Handover:
         self._handles: list[RemovableHandle] = [
             self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self.model.register_forward_hook(self._after_forward, with_kwargs=True),
-            self._optimizers.listen(),
         ]
+        self._optimizers.listen()
 
     def backbone_that_changes(self) -> dict[str, Tensor]:
         """Return what training changes outside the sites, by name; nothing while the backbone is frozen."""
@@ -332,6 +332,7 @@ class Handover:
         self.auxiliary.clear()
         for handle in self._handles:
             handle.remove()
+        self._optimizers.stop()
         self._backbone.restore()
         self._last_input = None
         self._ended = how

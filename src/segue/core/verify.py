@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
 from segue.core.blending import tensors
 from segue.core.seam import View, Watch
@@ -187,8 +186,8 @@ class OptimizerWatch:
         self.with_students: dict[int, int] = {}  # how often each
         self.without_students = False  # one that holds other parameters of this model
 
-    def listen(self) -> RemovableHandle:
-        """Listen to every optimizer step in the process, without staying alive for it."""
+    def listen(self) -> None:
+        """Listen to every optimizer step in the process, until `stop` or as long as this object lives."""
         reference = weakref.ref(self)
 
         def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -196,7 +195,12 @@ class OptimizerWatch:
             if alive is not None:
                 alive.stepped(optimizer)
 
-        return register_optimizer_step_post_hook(stepped)
+        self._handle = register_optimizer_step_post_hook(stepped)
+        weakref.finalize(self, self._handle.remove).atexit = False  # a dropped handover leaves no hook
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._handle.remove()
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Note what an optimizer holds, and refuse to go without `handover.step()`."""
