@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 NEAR = 0.6  # the likeness, from 0 to 1, from which a name is offered as a correction
 SHORTEST_PART = 3  # the fewest letters that are looked for inside names
 FEW = 5  # so many names are listed even if none is near
+# what a terminal obeys instead of showing it: control characters, changes of the direction of writing; and broken UTF-8
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class SegueError(Exception):
@@ -12,7 +16,7 @@ class SegueError(Exception):
 
     # no __init__: torch.compile can trace the raising of an exception only without one
     def __str__(self) -> str:
-        return three_lines(*self.args) if len(self.args) == 3 else super().__str__()
+        return three_lines(*self.args) if len(self.args) == 3 else printable(super().__str__())
 
 
 class SiteError(SegueError, LookupError):
@@ -68,10 +72,23 @@ class MissingExtraError(SegueError, ImportError):
 class SegueWarning(UserWarning):
     """Something works, but probably not as intended."""
 
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
 
 def three_lines(wrong: str, found: str, hint: str) -> str:
-    """Say what is wrong, what was found, and what to do."""
+    """Say what is wrong, what was found, and what to do; a part with several lines becomes one."""
+    wrong, found, hint = (printable(re.sub(r"\s*\n\s*", " ", str(part).strip())) for part in (wrong, found, hint))
     return f"{wrong}\n  {found}\n  Hint: {hint}"
+
+
+def printable(text: str) -> str:
+    r"""Write out what a terminal would obey: names in a model, a folder or a file may hold anything.
+
+    >>> printable("blocks.0\x1b[2J")
+    'blocks.0\\x1b[2J'
+    """
+    return OBEYED.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def nearest(asked: str, names: list[str], most: int = 3) -> str:

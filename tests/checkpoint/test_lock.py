@@ -141,7 +141,7 @@ def test_a_fork_does_not_hold_what_its_parent_holds(tmp_path):
 def test_a_lock_file_with_foreign_content_is_shown_without_control_characters(tmp_path):
     with locked(tmp_path):
         (tmp_path / FILE).write_bytes(b"\x1b[31mred\xff")
-        with pytest.raises(CheckpointError, match=r"\n  \?\[31mred. holds its lock"):
+        with pytest.raises(CheckpointError, match=r"\n  \\x1b\[31mred. holds its lock"):
             enter_in_a_thread(tmp_path)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from segue.checkpoint.ranks import on_rank_0
 from segue.core import files
-from segue.errors import CheckpointError
+from segue.errors import CheckpointError, printable
 
 FILE = ".lock"
 _owners: dict[Path, tuple[int, int]] = {}  # the process (a fork has its own) and the thread that hold a lock
@@ -42,7 +42,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
                 f"{_holder(path)} holds its lock.",
                 "wait until it ends, stop it, or give another folder. Nothing was changed.",
             ) from None
-        print(f"{folder}: waiting for {_holder(path)}", file=sys.stderr, flush=True)
+        print(printable(f"{folder}: waiting for {_holder(path)}"), file=sys.stderr, flush=True)
         lock.acquire()
     except OSError as error:
         raise CheckpointError(
@@ -79,4 +79,4 @@ def _holder(path: Path) -> str:
         said = files.content(path, 4096).decode("utf-8", "replace").strip()
     except OSError:
         said = ""
-    return "".join(letter if letter.isprintable() else "?" for letter in said) or "another process"
+    return said or "another process"

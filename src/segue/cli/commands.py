@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 import segue
+from segue.cli.terminal import PlainConsole
 from segue.convert.options import Conversion, EvalSettings
 from segue.convert.options import options as options_of
 from segue.errors import ConfigError, SegueError, nearest
@@ -27,7 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-console = Console()
+console = PlainConsole()
 
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]
 Workers = Annotated[int, typer.Option(min=1, help="Number of runs at the same time on this machine.")]
@@ -70,10 +70,10 @@ def with_settings(kind: type) -> Callable[[Callable[..., None]], Callable[..., N
 def show_error(error: SegueError) -> None:
     """Print an error in three lines: what is wrong, what was found, what to do."""
     first, *rest = str(error).splitlines()
-    output = Console(stderr=True)
-    output.print(f"[bold red]{type(error).__name__}[/]: {escape(first)}", soft_wrap=True)
+    output = PlainConsole(stderr=True)
+    output.print(Text.assemble((type(error).__name__, "bold red"), f": {first}"), soft_wrap=True)
     for line in rest:
-        output.print(escape(line), soft_wrap=True)
+        output.print(line, soft_wrap=True)
 
 
 @app.callback(invoke_without_command=True)
@@ -111,7 +111,7 @@ def sites(
     if pattern is None:
         table = Table("pattern", "modules", "module", "parameters", title=f"{model}: modules that can be replaced")
         for kind in kinds(built):
-            table.add_row(escape(kind.pattern), str(kind.count), kind.module, f"{kind.parameters:,}")
+            table.add_row(kind.pattern, str(kind.count), kind.module, f"{kind.parameters:,}")
         console.print(table)
         console.print("Next: segue sites MODEL PATTERN shows the sites of one pattern.")
         return
@@ -123,7 +123,7 @@ def sites(
         count = sum(parameter.numel() for parameter in module.parameters())
         total += count
         shapes = ", ".join(f"{name} {'x'.join(map(str, p.shape))}" for name, p in module.named_parameters() if p.dim() > 1)
-        table.add_row(str(site.index), escape(", ".join(site.names)), type(module).__name__, f"{count:,}", escape(shapes))
+        table.add_row(str(site.index), ", ".join(site.names), type(module).__name__, f"{count:,}", shapes)
     console.print(table)
     size = sum(parameter.numel() for parameter in built.parameters())
     console.print(f"{total:,} of {size:,} parameters ({total / max(1, size):.1%}) would be replaced.")
@@ -176,7 +176,7 @@ def eval_(
     results = evaluate(settings, place, _say)
     table = Table(Column("", no_wrap=True), "original", "converted", "compared", box=box.SIMPLE_HEAD)
     for row in rows(results):
-        table.add_row(*map(escape, row))
+        table.add_row(*row)
     console.print(table)
     for sentence in sentences(results):
         _say(f"- {sentence}")
@@ -308,7 +308,7 @@ def _convert(settings: Any, out: Path) -> None:
 
 
 def _say(text: str) -> None:
-    console.print(escape(text), soft_wrap=True, highlight=False)
+    console.print(text, soft_wrap=True, highlight=False)
 
 
 def _grid(experiment: Any, folder: Path, workers: int, engine: str) -> int:
@@ -321,7 +321,7 @@ def _grid(experiment: Any, folder: Path, workers: int, engine: str) -> int:
     write_json(known, folder / "grid.json")
     failed = [outcome for outcome in run_grid(experiment, folder, workers=workers, engine=engine) if not outcome.ok]
     for outcome in failed:
-        console.print(f"[bold red]failed[/]: {escape(outcome.name)}\n{escape(outcome.why)}", soft_wrap=True)
+        console.print(Text.assemble(("failed", "bold red"), f": {outcome.name}\n{outcome.why}"), soft_wrap=True)
     if failed:
         console.print(f"{len(failed)} runs failed; their logs are in {folder}/<run>/log.txt.", soft_wrap=True)
         return 1

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 
 from segue.core.blending import tensors
@@ -44,13 +44,13 @@ def show(
     inputs = example(model, batch, tokens)
     found: dict[str, Cost] = {}
     for label, one in plans.items():
-        with console.status(f"counting {escape(label)}"):
+        with console.status(Text(f"counting {label}")):
             found[label] = _counted(name, model, one, inputs, steps)
-    title = f"{escape(name)}, {batch} examples a step, {steps:,} steps"
+    title = f"{name}, {batch} examples a step, {steps:,} steps"
     console.print(_by_phase(found[next(iter(found))], title) if len(found) == 1 else _side_by_side(found, title))
     if len(found) == 1:
         for sentence in found[next(iter(found))].notes:
-            console.print(escape(sentence), soft_wrap=True)
+            console.print(sentence, soft_wrap=True)
     if large:
         console.print("Counted without weights in memory: bytes are those of plain attention, fused kernels keep fewer.")
     if picture is not None:
@@ -123,7 +123,7 @@ def _side_by_side(found: dict[str, Cost], title: str) -> Table:
         total = one.total
         highest = max(one.phases, key=lambda phase: phase.flops)
         table.add_row(
-            escape(label),
+            label,
             flops(total.flops),
             f"{one.to_student_only:.3f}",
             f"{one.to_distillation:.3f}",

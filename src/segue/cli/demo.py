@@ -12,7 +12,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from segue.lab import presets, variants
@@ -39,7 +38,7 @@ def show(out: Path, console: Console, *, options: dict[str, Any], workers: int) 
     begun = time.monotonic()
     failed = [outcome for outcome in run_grid(Experiment(__name__, options), out, workers=workers) if not outcome.ok]
     for outcome in failed:
-        console.print(f"failed: {outcome.name}\n{outcome.why}", markup=False)
+        console.print(f"failed: {outcome.name}\n{outcome.why}")
     if failed:
         return 1
     page = build(out, title="Segue's demo")
@@ -61,16 +60,16 @@ def show_summary(summary: Summary, console: Console) -> None:
     for group in summary.groups:
         setting = "" if group.name == "all" else f"{group.name}: "
         title = f"{setting}students alone; teacher {summary.score_format.value(group.teacher)}"
-        table = Table(title=escape(title), box=box.SIMPLE_HEAD)
+        table = Table(title=title, box=box.SIMPLE_HEAD)
         chosen = [column for column in columns(group, summary.score_format) if column.key in SHOWN]
         table.add_column("Method", no_wrap=True)
         for column in chosen:
             table.add_column(column.heading, justify="right")
         for method in group.methods:
-            table.add_row(escape(method.label), *(escape(_unbroken(column.cell(method).text)) for column in chosen))
+            table.add_row(method.label, *(_unbroken(column.cell(method).text) for column in chosen))
         console.print(table)
     for finding in overview(summary):
-        console.print(f"- {escape(finding)}", soft_wrap=True)
+        console.print(f"- {finding}", soft_wrap=True)
 
 
 def _unbroken(text: str) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from segue.errors import ConfigError, MissingExtraError, SegueError, nearest
+from segue.errors import ConfigError, MissingExtraError, SegueError, nearest, printable
 from segue.lab.config import Run
 from segue.lab.run import is_finished, run
 from segue.reporting.formatting import duration
@@ -232,7 +232,7 @@ def stop_with_parent() -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def main(place: str, options: str, name: str, out: str) -> int:

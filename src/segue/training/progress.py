@@ -7,6 +7,8 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO
 
+from segue.errors import printable
+
 LINES_IN_A_LOG = 10
 
 
@@ -21,16 +23,19 @@ class Progress:
     def __init__(self, name: str | None, total: int, *, done: int = 0, out: TextIO | None = None) -> None:
         from tqdm.auto import tqdm  # type: ignore[import-untyped]  # imported late: the core does without it
 
-        self.name, self.total, self.initial = name, total, done
+        self.name, self.total, self.initial = name and printable(name), total, done
         self.out = sys.stderr if out is None else out
         notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
         self.terminal = name is not None and (notebook or self.out.isatty())
-        self.bar: Any = tqdm(desc=name, total=total, initial=done, file=self.out, disable=not self.terminal, dynamic_ncols=True)
+        self.bar: Any = tqdm(
+            desc=self.name, total=total, initial=done, file=self.out, disable=not self.terminal, dynamic_ncols=True
+        )
         self.begun = time.monotonic()
         self.lines = 0
 
     def __call__(self, done: int, text: str = "") -> None:
         """Show what is done so far."""
+        text = printable(text)
         if self.terminal:
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(done - self.bar.n)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from segue.checkpoint import folders
 from segue.checkpoint import state as checkpoint
-from segue.errors import CheckpointError, SegueWarning
+from segue.errors import CheckpointError, SegueWarning, printable
 
 if TYPE_CHECKING:
     from segue.training.fit import Loop
@@ -46,7 +46,7 @@ class Interruption:
     @staticmethod
     def leave(number: int, message: str) -> None:
         """Stop as the signal would have stopped the process, and say so."""
-        print(f"\nInterrupted: {message}", file=sys.stderr, flush=True)
+        print(printable(f"\nInterrupted: {message}"), file=sys.stderr, flush=True)
         if number == signal.SIGINT:
             raise KeyboardInterrupt(message)
         raise SystemExit(128 + number)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 
+import pytest
+
 from segue.lab.report import tables
 from segue.lab.report.summary import summarize
 from tests.lab.report.saved_runs import LABELS, changed, grid, run
@@ -21,6 +23,18 @@ def test_csv_holds_plain_numbers_that_read_back():
     assert row["epochs_to_99_mean"] == ""
     baseline = next(row for row in rows if row["method"] == "gumbel_dfg")
     assert baseline["final_p"] == ""
+
+
+@pytest.mark.parametrize("begin", list("=+-@\t\r\uff1d\uff0b\uff0d\uff20"))
+def test_a_text_in_csv_is_no_formula_and_a_negative_number_stays_a_number(begin):
+    label = f'{begin}HYPERLINK("http://a.b","c")'
+    result = changed(
+        run(label=label, group=label, evaluations=3), score="b", final={"b": -1.25}, teacher={"b": -1}, teacher_eval={"b": -1}
+    )
+    (row,) = csv.DictReader(io.StringIO(tables.csv(summarize([result])), newline=""))
+    assert (row["label"], row["group"]) == (f"'{label}", f"'{label}")
+    assert (row["final_mean"], row["teacher"]) == ("-1.25", "-1.0")
+    assert tables.as_csv([{label: 1}]).startswith("\"'")
 
 
 def test_markdown_keeps_its_columns_whatever_labels_hold():

@@ -112,6 +112,7 @@ def compared(comparison: Comparison, score_format: ScoreFormat) -> list[Cell]:
 
 
 COMPARED = ["Method", "Best baseline", "Difference (95 % interval)", "Pairs", "p", "p, Holm", "Verdict"]
+FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # what a spreadsheet takes for the begin of one; the last four are wide
 MARKS = {"best": "best", "like the best": "≈ best", "worse": "", "unknown": ""}
 
 
@@ -262,11 +263,13 @@ def _legend(summary: Summary) -> str:
 
 
 def as_csv(rows: list[dict[str, object]]) -> str:
-    """Write rows that have the same columns as CSV."""
+    """Write rows that have the same columns as CSV; a spreadsheet takes none of their texts for a formula."""
     text = io.StringIO()
-    writer = csv_writer.DictWriter(text, list(rows[0]) if rows else ["group", "method"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv_writer.writer(text, lineterminator="\n")
+    names = list(rows[0]) if rows else ["group", "method"]
+    lines: list[list[object]] = [[*names], *([row.get(name) for name in names] for row in rows)]
+    for line in lines:
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell for cell in line])
     return text.getvalue()
 
 
