@@ -23,6 +23,7 @@ from segue.errors import CheckpointError
 from segue.plan import Plan
 from segue.training import distributed, nonfinite
 from segue.training.batches import Stream
+from segue.training.buffers import StepBuffers
 from segue.training.distributed import Processes
 from segue.training.evaluation import Evaluator, MetricsLog, RunningMeans, evaluation_steps, flat
 from segue.training.progress import Progress
@@ -156,6 +157,7 @@ class Loop:
         self.parameters = [parameter for _, parameter in trained]
         self.raw_optimizer = recipe.optimizer(trained)
         self.optimizer = accelerator.prepare_optimizer(self.raw_optimizer)
+        self.buffers = StepBuffers(self._with_buffers()) if recipe.on_nan == "skip" else None
         self.means = RunningMeans([] if handover is None else list(handover.seams), accelerator.device)
         self.batches_per_epoch = stream.per_epoch or total * recipe.accumulate
         self.done = 0
@@ -167,6 +169,8 @@ class Loop:
         """Take one optimizer step; return its loss and the signal that any process caught."""
         begun = time.perf_counter()
         self.recipe.set_rate(self.raw_optimizer, self.done, self.total)
+        if self.buffers is not None:
+            self.buffers.keep()
         batches, total = self._backward()
         self.accelerator.unscale_gradients()
         norms = self._site_norms()
@@ -178,19 +182,29 @@ class Loop:
             if self.recipe.clip is not None:
                 nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
             self.optimizer.step()
-            self.skipped += int(self.optimizer.step_was_skipped)
-            self.means.add(mean, norms)
+            taken = not self.optimizer.step_was_skipped
         elif self.recipe.on_nan == "stop":
             where = nonfinite.find(self.model, self.handover, batches, mean, self.loss_fn, self.processes)
             raise nonfinite.error(where, self.done, mean, norm.item(), self.checkpoint)
         else:
+            taken = False
+        if taken:
+            self.means.add(mean, norms)
+        else:
             self.skipped += 1
+            if self.buffers is not None:
+                self.buffers.restore()
         self.optimizer.zero_grad()
         if self.handover is not None:
             self.handover.step()
         self.done += 1
         self.seconds += time.perf_counter() - begun
         return mean, round(signal * self.processes.world) and (interruption.caught or 15)
+
+    def _with_buffers(self) -> list[nn.Module]:
+        """Return what runs in a step and may update its buffers."""
+        original = None if self.handover is None else self.handover.auxiliary.original
+        return [module for module in (self.model, original, self.loss_fn) if isinstance(module, nn.Module)]
 
     def _backward(self) -> tuple[list[Any], Tensor]:
         """Add up the gradients of the batches of one step; return this process' parts of them and their loss."""

@@ -1,0 +1,92 @@
+"""The buffers of a step: what a forward has already changed (batch-norm statistics) when its step is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from segue.sites import is_seam
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A buffer before a step: the tensor itself, how often it had been written to, and its values."""
+
+    tensor: Tensor
+    version: int
+    values: Tensor
+
+
+class StepBuffers:
+    """Keep the buffers of modules from before a step, and give them back when it is skipped.
+
+    Every buffer is copied once. After that, only modules that update theirs are copied, before each step. They show by
+    another tensor, by its version or by its values: kernels such as batch norm's, and code that writes through `.data`, count
+    no version, so values are compared too, after 1, 2, 4, 8, ... steps. DDP writes to all buffers, so all of them are copied.
+    """
+
+    def __init__(self, roots: Iterable[nn.Module]) -> None:
+        self.roots = list(roots)
+        self.copied = 0  # bytes, before the latest step
+        self._steps = 0
+        self._kept: WeakKeyDictionary[nn.Module, dict[str, Kept | None]] = WeakKeyDictionary()  # teachers may be released
+        self._updating: WeakSet[nn.Module] = WeakSet()
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Copy what has changed since the last step."""
+        compare = self._steps & (self._steps - 1) == 0
+        self.copied = 0
+        for module in self._modules():
+            before = self._kept.get(module)
+            if before is not None and (module in self._updating or self._has_changed(module, before, compare=compare)):
+                self._updating.add(module)
+            elif before is not None:
+                continue
+            self._kept[module] = {name: self._copy(tensor) for name, tensor in module._buffers.items()}
+        self._steps += 1
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give every buffer the values, and every module the tensors, from before the step."""
+        for module in self._modules():
+            kept = self._kept.get(module, {})
+            for name in [name for name in module._buffers if name not in kept]:
+                delattr(module, name)
+            for name, buffer in kept.items():
+                module._buffers[name] = None if buffer is None else buffer.tensor
+                if buffer is not None and not torch.equal(buffer.tensor, buffer.values):
+                    buffer.tensor.copy_(buffer.values)
+
+    def _modules(self) -> Iterator[nn.Module]:
+        """Yield the modules with buffers, except seams, whose weights the handover sets."""
+        for root in self.roots:
+            yield from (module for module in root.modules() if module._buffers and not is_seam(module))
+
+    def _copy(self, tensor: Tensor | None) -> Kept | None:
+        if tensor is None:
+            return None
+        self.copied += tensor.nbytes
+        return Kept(tensor, _version(tensor), tensor.detach().clone())
+
+    @staticmethod
+    def _has_changed(module: nn.Module, before: dict[str, Kept | None], *, compare: bool) -> bool:
+        if list(before) != list(module._buffers):
+            return True
+        for now, kept in zip(module._buffers.values(), before.values(), strict=True):
+            if now is None or kept is None:
+                changed = (now is None) != (kept is None)
+            else:
+                changed = now is not kept.tensor or _version(now) != kept.version
+                changed = changed or (compare and not torch.equal(now, kept.values))
+            if changed:
+                return True
+        return False
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
