@@ -15,7 +15,8 @@ from typing import Any
 
 from segue.errors import SegueError, nearest
 
-# What version 0.1.0 wrote -> what it is called today. `first_names` undoes this for hashes: a rename does not change them.
+# What version 0.1.0 wrote -> what it is called today. `first_names` undoes this for hashes: a rename does not change them, and
+# neither does a setting that was added since, while it has the value that stands for what was done without it.
 RENAMED_KINDS = {"students.Library": "students.FlaLayer"}
 RENAMED_FIELDS = {
     "Run": {"looks": "evaluations", "share": "data_fraction"},
@@ -23,6 +24,7 @@ RENAMED_FIELDS = {
     "SentenceTask": {"look": "eval_examples"},
 }
 DROPPED_PREFIXES = {"students.FlaLayer": {"name": "fla:"}}
+ADDED_FIELDS = {"students.Fourier": {"across": "head"}}
 
 
 def public_kinds(module: ModuleType, prefix: str = "") -> dict[str, type[Any]]:
@@ -126,7 +128,7 @@ def unsaved(data: Any, at: str = "") -> list[str]:
 
 
 def first_names(data: Any) -> Any:
-    """Call every kind and setting of encoded settings what version 0.1.0 called it."""
+    """Write encoded settings as version 0.1.0 would: by its names, without what was added since and changes nothing."""
     if isinstance(data, list):
         return [first_names(item) for item in data]
     if not isinstance(data, dict):
@@ -135,7 +137,8 @@ def first_names(data: Any) -> Any:
         return {"mapping": {key: first_names(value) for key, value in data["mapping"].items()}}
     kind = str(data.get("kind"))
     first_field = {new: old for old, new in RENAMED_FIELDS.get(kind, {}).items()}
-    found = {first_field.get(name, name): first_names(value) for name, value in data.items()}
+    added = ADDED_FIELDS.get(kind, {}).items()
+    found = {first_field.get(name, name): first_names(value) for name, value in data.items() if (name, value) not in added}
     for name, prefix in DROPPED_PREFIXES.get(kind, {}).items():
         found[name] = prefix + found[name]
     first_kind = {new: old for old, new in RENAMED_KINDS.items()}

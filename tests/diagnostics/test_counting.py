@@ -1,6 +1,7 @@
 """Counted: operations as the steps of a real training cost them, bytes kept for backward, bytes alive."""
 
 import gc
+import math
 import warnings
 
 import pytest
@@ -118,6 +119,7 @@ def test_ordinary_operators_are_counted_without_a_warning():
     assert silently(lambda: torch.einsum("bij,bjk->bik", torch.ones(5, 2, 3), torch.ones(5, 3, 4))) == 5 * 2 * 2 * 3 * 4
     assert silently(lambda: nn.Conv2d(3, 4, 3)(torch.ones(1, 3, 8, 8))) == 2 * 4 * 6 * 6 * 3 * 9
     assert silently(lambda: nn.LayerNorm(4)(torch.ones(2, 4)).softmax(-1).sum()) == 0
+    assert silently(lambda: torch.linalg.vector_norm(torch.ones(2, 4))) == 0
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -148,6 +150,54 @@ def test_an_encoder_layer_in_evaluation_is_counted_module_by_module():
         found = silently(lambda: layer(x))
     linear = 2 * 6 * (8 * 24 + 8 * 8 + 2 * 8 * 16)
     assert found == linear + 2 * (2 * 2 * 2 * 3 * 3 * 4)
+
+
+def transform(n: int, batch: int = 1) -> float:
+    """Return the operations of complex transforms of one length."""
+    return batch * 5 * n * math.log2(n)
+
+
+@pytest.mark.parametrize(
+    ("run", "count"),
+    [
+        (lambda x: torch.fft.fft(x), transform(16, batch=3 * 8)),
+        (lambda x: torch.fft.ifft(x), transform(16, batch=3 * 8)),
+        (lambda x: torch.fft.fft2(x), transform(8 * 16, batch=3)),
+        (lambda x: torch.fft.fft(x, dim=0), transform(3, batch=8 * 16)),  # not a power of two
+        (lambda x: torch.fft.fft(x, n=32), transform(32, batch=3 * 8)),  # zeros appended
+        (lambda x: torch.fft.fft(x.real), transform(16, batch=3 * 8) / 2),
+        (lambda x: torch.fft.rfft(x.real), transform(16, batch=3 * 8) / 2),
+        (lambda x: torch.fft.rfft2(x.real), transform(8 * 16, batch=3) / 2),
+        (lambda x: torch.fft.irfft(x, n=30), transform(30, batch=3 * 8) / 2),
+        (lambda x: torch.fft.ihfft(x.real), transform(16, batch=3 * 8) / 2),
+        (lambda x: torch.fft.fft(x[..., :1]), 0),
+        (lambda x: torch.fft.fftshift(x), 0),
+    ],
+)
+def test_fourier_transforms_are_counted_by_hand(run, count):
+    x = torch.randn(3, 8, 16, dtype=torch.complex64)
+    assert silently(lambda: run(x)) == round(count)
+
+
+def test_fourier_transforms_are_counted_in_the_backward_pass_too():
+    z = torch.randn(3, 16, dtype=torch.complex64, requires_grad=True)
+    one = transform(16, batch=3)
+    assert silently(lambda: torch.fft.fft(z).abs().sum().backward()) == 2 * one
+    x = torch.randn(3, 16, requires_grad=True)
+    assert silently(lambda: torch.fft.fft(x).real.sum().backward()) == one / 2 + one  # its gradient is a complex transform
+    assert silently(lambda: torch.fft.irfft(z, n=16).sum().backward()) == one / 2 + one / 2
+
+
+@pytest.mark.parametrize("across", ["head", "width"])
+def test_a_student_of_fourier_transforms_costs_its_transforms(across):
+    tokens, width, heads = 6, 8, 2
+    attention = nn.MultiheadAttention(width, heads, batch_first=True)
+    student = segue.students.Fourier(across=across)(attention, segue.sites.Site("attn"))
+    x = torch.randn(3, tokens, width)
+    projections = 2 * (2 * 3 * tokens * width * width)
+    length = tokens * (width // heads if across == "head" else width)
+    transforms = round(3 * tokens * width * 5 * math.log2(length))  # torch makes the values complex first
+    assert silently(lambda: student(x, x, x, need_weights=False)) == projections + transforms
 
 
 def fast_path():
@@ -181,6 +231,9 @@ def triple(x: torch.Tensor) -> torch.Tensor:
         (recurrent, "aten::.*(lstm|rnn)"),
         (matrix_by_vector, "aten::mv"),
         (own_operator, "segue_tests::triple"),
+        (lambda: torch.linalg.svd(torch.randn(4, 4)), "aten::_linalg_svd"),
+        (lambda: torch.linalg.cholesky(torch.eye(4)), "aten::linalg_cholesky_ex"),
+        (lambda: torch.cdist(torch.randn(4, 4), torch.randn(4, 4)), "aten::_cdist_forward"),
     ],
 )
 def test_an_operator_without_a_formula_is_never_left_out_in_silence(run, name):

@@ -140,6 +140,14 @@ def test_anything_else_changes_the_hash():
     assert len(paths) > 40
 
 
+def test_a_setting_that_was_added_later_counts_once_it_is_used():
+    per_head, width = (
+        changed(tiny_runs.config(), "plan.student", segue.students.Fourier(across=across)) for across in ("head", "width")
+    )
+    assert from_dict(to_dict(width)) == width
+    assert config_hash(width) != config_hash(per_head)
+
+
 def test_the_stages_of_a_teacher_count():
     teacher = tiny_runs.TEACHER
     other = dataclasses.replace(teacher, stages=(*teacher.stages[:1], Stage(recipe=Recipe(steps=5, lr=0.011))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import warnings
 import weakref
 from collections import Counter
@@ -31,7 +32,9 @@ class Uncounted(TorchDispatchMode):
     """Find operators with real work for which the counter of operations has no formula."""
 
     PLAIN = ("aten", "prim", "prims", "profiler")  # an optimizer leaves marks of the profiler
-    HEAVY = ("attention", "attn", "mm", "mv", "matmul", "conv", "linear", "lstm", "gru", "rnn", "transformer")
+    HEAVY = ("attention", "attn", "mm", "mv", "matmul", "conv", "linear", "lstm", "gru", "rnn", "transformer", "_fft_", "cdist",
+             "linalg", "cholesky", "triangular")  # fmt: skip
+    LIGHT = ("linalg_vector_norm",)
 
     def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -41,16 +44,18 @@ class Uncounted(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = func._overloadpacket
         space, _, name = func.name().partition("::")
-        if packet not in self.counted and (space not in self.PLAIN or any(word in name for word in self.HEAVY)):
-            self.found.add(f"{space}::{name.partition('.')[0]}")
+        name = name.partition(".")[0]
+        heavy = name not in self.LIGHT and any(word in name for word in self.HEAVY)
+        if packet not in self.counted and (space not in self.PLAIN or heavy):
+            self.found.add(f"{space}::{name}")
         return func(*args, **(kwargs or {}))
 
 
 def flops(run: Callable[[], object]) -> int:
-    """Count the operations of matrix products, convolutions and attention, forward and backward.
+    """Count the operations of matrix products, convolutions, attention and Fourier transforms, forward and backward.
 
-    Attention runs as plain matrix products here, because a fused kernel hides them from the counter. An operator without a
-    formula is reported by a warning.
+    Attention runs as plain matrix products here, because a fused kernel hides them from the counter. A Fourier transform of
+    length N counts 5 N log2 N, one from or to real numbers half of that. An operator without a formula gives a warning.
     """
     with _counting() as counter:
         run()
@@ -80,7 +85,7 @@ def module_flops(run: Callable[[], object], modules: Mapping[str, nn.Module]) ->
 
 @contextmanager
 def _counting() -> Iterator[FlopCounterMode]:
-    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
+    counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
     with sdpa_kernel(SDPBackend.MATH), plain_attention(), Uncounted(counter) as uncounted, counter:
         yield counter
     if uncounted.found:
@@ -100,10 +105,32 @@ def _fused_backward(gradient: Any, query: Any, key: Any, value: Any, *args: Any,
     return int(sdpa_backward_flop_count(gradient, query, key, value))
 
 
-# For code that calls the CPU's fused kernel directly, for which torch's own counter counts 0.
-CPU_ATTENTION = {
+def _complex_transform(x: Any, dim: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return _transform(5.0, x, dim)
+
+
+def _real_to_complex(x: Any, dim: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return _transform(2.5, x, dim)
+
+
+def _complex_to_real(x: Any, dim: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return _transform(2.5, out_shape, dim)
+
+
+def _transform(factor: float, shape: Any, dims: Any) -> int:
+    """Count one transform of length N, the product of its dimensions, for every place in the others."""
+    length: int = math.prod(shape[dim] for dim in dims)
+    places: int = math.prod(shape)
+    return round(factor * places * math.log2(length))
+
+
+# What torch's own counter counts as 0: the CPU's fused attention, for code that calls it directly, and Fourier transforms.
+FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_forward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _fused_backward,
+    torch.ops.aten._fft_c2c: _complex_transform,
+    torch.ops.aten._fft_r2c: _real_to_complex,
+    torch.ops.aten._fft_c2r: _complex_to_real,
 }
 
 

@@ -86,7 +86,7 @@ def config_hash(config: Run | Teacher) -> str:
     """Hash what decides the numbers of a run.
 
     A changed value, a new setting or a removed one changes the hash, and so does the class of a part. Names for people, renamed
-    settings and moved files do not.
+    settings and moved files do not, nor does an added setting that is listed as having no effect by default.
     """
     data = {name: value for name, value in first_names(to_dict(config)).items() if name not in NAMES}
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
