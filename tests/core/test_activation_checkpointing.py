@@ -120,7 +120,10 @@ def timm_checkpointing(model: nn.Module) -> None:
 
 
 def hf_checkpointing(model: nn.Module) -> None:
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if hasattr(model, "activation_checkpointing_enable"):  # its name in newer versions of transformers
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 @pytest.mark.parametrize("gate", GATES, ids=lambda gate: type(gate).__name__)
@@ -147,7 +150,8 @@ def test_the_families_own_switches_give_the_same(family, enable, gate):
             enable(model)
         calls = []
         for seam in handover.seams.values():
-            seam.student.register_forward_pre_hook(lambda *_: calls.append(1))
+            leaf = next(module for module in seam.student.modules() if not any(module.children()))
+            leaf.register_forward_pre_hook(lambda *_: calls.append(1))  # hooks of a layer itself stay outside its recomputation
         seen = []
         torch.manual_seed(0)
         for _ in range(5):
