@@ -134,7 +134,7 @@ def test_a_weight_that_was_broken_before_is_named_with_its_site():
         return student
 
     with pytest.raises(TrainingError, match="The weight 'blocks.1.attn.inner.weight' is inf or NaN, at site 'blocks.1.attn'"):
-        fit(Net(), segue.Plan(sites=SITES, student=broken))
+        fit(Net(), segue.Plan(sites=SITES, student=broken, schedule=segue.schedules.Constant(alpha=0.5)))
 
 
 def test_any_batch_of_an_accumulated_step_may_be_the_broken_one():

@@ -30,6 +30,7 @@ from segue.training.progress import Progress
 from segue.training.recipe import Recipe
 from segue.training.resume import Checkpoints, Interruption
 from segue.training.tasks import LossFn, Scores
+from segue.training.weights import FiniteWeights
 
 EVALUATIONS = 20
 
@@ -109,6 +110,7 @@ def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: fr
     """Train to the end, from the start or from a checkpoint."""
     if checkpoints.exist:
         checkpoints.load(loop)
+        loop.require_finite_weights()
     monitor.log.rewind(loop.done if checkpoints.exist else -1)
     loop.processes.wait()
     if loop.accelerator.log_with:
@@ -118,11 +120,14 @@ def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: fr
             monitor.evaluate(progress)
         while loop.done < loop.total:
             loss, signal = loop.step(interruption)
+            last = loop.done == loop.total
+            saves = signal or last or loop.done % checkpoints.every == 0
+            if saves:
+                loop.require_finite_weights()
             if loop.done in evaluations:
                 monitor.evaluate(progress)
             progress(loop.done, monitor.status(loss))
-            last = loop.done == loop.total
-            if signal or last or loop.done % checkpoints.every == 0:
+            if saves:
                 checkpoints.save(loop)
             if signal and not last:
                 progress.close()
@@ -158,6 +163,7 @@ class Loop:
         self.raw_optimizer = recipe.optimizer(trained)
         self.optimizer = accelerator.prepare_optimizer(self.raw_optimizer)
         self.buffers = StepBuffers(self._with_buffers()) if recipe.on_nan == "skip" else None
+        self.weights = FiniteWeights(model, handover, processes)
         self.means = RunningMeans([] if handover is None else list(handover.seams), accelerator.device)
         self.batches_per_epoch = stream.per_epoch or total * recipe.accumulate
         self.done = 0
@@ -236,6 +242,10 @@ class Loop:
             gradients = [p.grad for p in seam.student.parameters() if p.grad is not None]
             norms.append(full(nn.utils.get_total_norm(gradients)).to(self.accelerator.device))
         return torch.stack(norms) if norms else torch.zeros(0)
+
+    def require_finite_weights(self) -> None:
+        """Raise if training has made a weight or buffer inf or NaN."""
+        self.weights.require(self.done, self.total, self.checkpoint)
 
     def caught_anywhere(self, interruption: Interruption) -> int:
         """Return the signal that this process or another one caught."""

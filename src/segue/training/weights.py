@@ -1,0 +1,80 @@
+"""Weights that must stay finite: checked before a checkpoint is written and before fit() returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from segue.core.blending import blendable
+from segue.core.handover import Handover
+from segue.errors import TrainingError
+from segue.sites import is_seam
+from segue.training.distributed import Processes
+from segue.training.places import owner, plain_name
+
+NARROW = {torch.float8_e4m3fn, torch.float8_e5m2}  # which have no norm
+
+
+class FiniteWeights:
+    """The parameters and buffers of a training, which an optimizer step may make inf or NaN.
+
+    What does not train and is not finite to begin with (a mask of -inf) may stay so.
+    """
+
+    def __init__(self, model: nn.Module, handover: Handover | None, processes: Processes) -> None:
+        self.model, self.handover, self.processes = model, handover, processes
+        self.exempt = {name for name in self._broken() if not _trains(model, name)}
+
+    def require(self, done: int, total: int, checkpoint: Path | None) -> None:
+        """Raise if a parameter or buffer is inf or NaN, in all processes alike."""
+        broken = [name for name in self._broken() if name not in self.exempt]
+        if not broken:
+            return
+        first = broken[0]
+        others = f", as are {len(broken) - 1} other weights and buffers" if len(broken) > 1 else ""
+        good = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint (give fit a folder)"
+        raise TrainingError(
+            f"{plain_name(first, self.handover)!r} is inf or NaN after {done} of {total} steps.",
+            f"It is a {self._kind(first)}{owner(first, self.handover)}{others}; nothing is saved of it.",
+            f"{good}; lower lr, raise eps, or look at what else writes to it.",
+        )
+
+    @torch.no_grad()
+    def _broken(self) -> list[str]:
+        """Return the names of what is not finite in any process, with one synchronisation for all of them."""
+        named = dict(self._named())
+        flags = self.processes.total(_not_finite([_local(tensor) for tensor in named.values()], self.processes.device))
+        return [name for name, flag in zip(named, flags.tolist(), strict=True) if flag]
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        seams = {name for name, module in self.model.named_modules() if is_seam(module)}
+        for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
+            if blendable(tensor) and name.rpartition(".")[0] not in seams:
+                yield name, tensor
+
+    def _kind(self, name: str) -> str:
+        return "weight" if name in dict(self.model.named_parameters()) else "buffer"
+
+
+def _trains(model: nn.Module, name: str) -> bool:
+    return any(name == other and parameter.requires_grad for other, parameter in model.named_parameters())
+
+
+def _not_finite(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return 1 for every tensor with inf or NaN, else 0: the largest absolute value of each is finite only if all are."""
+    filled = [index for index, tensor in enumerate(tensors) if tensor.numel()]  # a rank may hold nothing of a sharded one
+    flags = torch.zeros(len(tensors), device=device)
+    if filled:
+        numbers = [tensors[index].float() if tensors[index].dtype in NARROW else tensors[index] for index in filled]
+        largest = torch._foreach_norm(numbers, float("inf"))
+        flags[filled] = torch.stack([(~torch.isfinite(norm)).float().to(device) for norm in largest])
+    return flags
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a sharded tensor."""
+    local = getattr(tensor, "to_local", None)
+    return tensor.detach() if local is None else local().detach()
