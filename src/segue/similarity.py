@@ -45,7 +45,7 @@ def measure(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Sim
 
 def cosine(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
     """Average the cosine of each token's two feature vectors."""
-    t, s = _as_real(as_tokens(teacher)), _as_real(as_tokens(student))
+    t, s = (as_real(as_tokens(output)).flatten(2) for output in (teacher, student))
     alike: Tensor = torch.nn.functional.cosine_similarity(t, s, dim=-1)
     return average(alike, mask).mean()
 
@@ -156,8 +156,9 @@ def _square(x: Tensor) -> Tensor:
     return x.real.square() + x.imag.square() if x.is_complex() else x.square()
 
 
-def _as_real(x: Tensor) -> Tensor:
-    return torch.cat([x.real, x.imag], dim=-1) if x.is_complex() else x
+def as_real(x: Tensor) -> Tensor:
+    """Return a complex tensor with its two parts in one more dimension, and a real one as it is."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def average(per_token: Tensor, mask: Tensor | None) -> Tensor:

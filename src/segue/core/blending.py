@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from segue.errors import HandoverError, StudentError, three_lines
+from segue.similarity import as_real
 from segue.sites import Site
 
 CACHE_MOVES = ("reorder_cache", "crop", "batch_repeat_interleave", "batch_select_indices", "reset")
@@ -42,8 +43,7 @@ def mix(teacher: Tensor, student: Tensor, weight: float | Tensor) -> Tensor:
 
 def _lerp(teacher: Tensor, student: Tensor, weight: float | Tensor) -> Tensor:
     if teacher.is_complex():
-        parts = torch.view_as_real(teacher.resolve_conj()), torch.view_as_real(student.resolve_conj())
-        return torch.view_as_complex(_lerp(*parts, weight).contiguous())
+        return torch.view_as_complex(_lerp(as_real(teacher), as_real(student), weight).contiguous())
     narrow = teacher.dtype in (torch.float16, torch.bfloat16)
     t, s = (teacher.float(), student.float()) if narrow else (teacher, student)
     w = weight.to(t.dtype) if isinstance(weight, Tensor) else weight

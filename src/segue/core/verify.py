@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from segue.core.blending import tensors
+from segue.core.blending import blendable, tensors
 from segue.core.seam import View, Watch
 from segue.core.surgery import in_place_of_seams
 from segue.core.tensor_files import fingerprint
 from segue.core.views import gradients, isolated
 from segue.errors import HandoverError, SegueWarning, VerificationError
+from segue.similarity import as_real
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -132,7 +133,7 @@ def _check_gradients(handover: Handover, call: _Call, report: Verification, site
             elif not gradient.isfinite().all():
                 infinite.append(name)
             else:
-                norms[-1][site] += gradient.float().square().sum().item()
+                norms[-1][site] += as_real(gradient).float().square().sum().item()
     problems = [f"{name} received none" for name in dict.fromkeys(missing)]
     problems += [f"{name} is not finite" for name in dict.fromkeys(infinite)]
     report.add("every student parameter receives a finite gradient", problems)
@@ -150,7 +151,7 @@ def _check_gradients(handover: Handover, call: _Call, report: Verification, site
 
 
 def _gradients(call: _Call, parameters: list[nn.Parameter]) -> list[Tensor | None]:
-    outputs = [x for x in call(gradients=True) if x.requires_grad and x.is_floating_point()]
+    outputs = [as_real(x) for x in call(gradients=True) if x.requires_grad and blendable(x)]
     generator = torch.Generator().manual_seed(0)
     directions = [torch.randn(x.shape, generator=generator).to(x) for x in outputs]
     return gradients(call.model, outputs, parameters, directions)
@@ -169,7 +170,8 @@ def _differences(expected: list[Tensor], found: list[Tensor]) -> list[str]:
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(*(x.detach().reshape(-1).contiguous().view(torch.uint8) for x in (a, b)))
+    plain = (x.detach().resolve_conj().resolve_neg().reshape(-1).contiguous() for x in (a, b))
+    return torch.equal(*(x.view(torch.uint8) for x in plain))
 
 
 class OptimizerWatch:

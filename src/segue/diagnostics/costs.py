@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from segue.core.blending import call_arguments, tensors
+from segue.core.blending import blendable, call_arguments, tensors
 from segue.core.handover import Handover
 from segue.core.step_state import step_state
 from segue.diagnostics.counting import StepCosts
@@ -23,6 +23,7 @@ from segue.losses import LogitDistillation
 from segue.plan import Plan
 from segue.reporting.formatting import flops, memory
 from segue.schedules import Constant
+from segue.similarity import as_real
 from segue.training.tasks import LossFn
 
 HOLD, BLEND, TAKEOVER = "hold", "blend", "after takeover"
@@ -256,7 +257,8 @@ def _any_loss(model: nn.Module, batch: Any) -> Tensor:
     """Reduce whatever a model returns to a scalar loss."""
     args, kwargs = call_arguments(batch)
     output = model(*args, **kwargs)
-    return next(x for x in tensors(getattr(output, "logits", output)) if x.is_floating_point()).float().square().mean()
+    found = next(x for x in tensors(getattr(output, "logits", output)) if blendable(x))
+    return as_real(found).float().square().mean()
 
 
 def _warn_of_zeros(count: StepCosts, teachers: dict[str, int]) -> None:

@@ -29,6 +29,7 @@ from segue.diagnostics.gate_distribution import GateDistribution, fixed_batches,
 from segue.errors import PlanError
 from segue.gates import Gate, Noise
 from segue.reporting.formatting import significant
+from segue.similarity import as_real
 from segue.training.tasks import LossFn
 
 MOST_OUTCOMES = 4096  # twelve coins
@@ -388,10 +389,10 @@ def _variance(found: _VarianceParts, predicted: float) -> Variance:
 
 
 def _vector(parameters: list[nn.Parameter], gradients: Iterator[Tensor | None]) -> Tensor:
-    """Join the gradients of parameters into one vector in double precision."""
+    """Join the gradients of parameters into one real vector in double precision."""
     pieces = [
-        torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device) if gradient is None else gradient.double()
-        for parameter, gradient in zip(parameters, gradients, strict=False)
+        as_real(torch.zeros(p.shape, dtype=p.dtype, device=p.device) if gradient is None else gradient).double()
+        for p, gradient in zip(parameters, gradients, strict=False)
     ]
     return torch.cat([piece.reshape(-1) for piece in pieces]) if pieces else torch.zeros(0, dtype=torch.float64)
 

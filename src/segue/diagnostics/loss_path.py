@@ -25,6 +25,7 @@ from segue.core.views import isolated
 from segue.diagnostics.gate_distribution import fixed_batches, select_sites, site_distributions
 from segue.errors import HandoverError, PlanError
 from segue.reporting.formatting import significant
+from segue.similarity import as_real
 from segue.training.tasks import LossFn
 
 
@@ -153,7 +154,8 @@ class Tail:
                 "The loss is measured as a function of its one output.",
                 "select other sites.",
             )
-        self.teacher, self.student = (output.detach().clone() for output in pairs[0])
+        self.complex = pairs[0][0].is_complex()  # then both sides are real here, and have two parts in one more dimension
+        self.teacher, self.student = (as_real(output.detach()).clone() for output in pairs[0])
 
     @property
     def distance(self) -> float:
@@ -172,6 +174,7 @@ class Tail:
     @contextmanager
     def _returning(self, y: Tensor) -> Iterator[None]:
         """Let the site return y: in a forward, and in a backward too, where activation checkpointing recomputes it."""
+        y = torch.view_as_complex(y) if self.complex else y
 
         def instead(module: nn.Module, args: Any, output: Any) -> Any:
             first = first_floating(output, self.seam.site)
