@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from segue.checkpoint.packing import TensorBag
 from segue.core import randomness, surgery, tensor_files
 from segue.core.building import build_students
 from segue.core.handover import Handover, replace_
+from segue.core.transaction import all_or_nothing
 from segue.errors import CheckpointError, SegueWarning
 from segue.plan import Plan
 from segue.settings import unsaved
@@ -205,8 +204,7 @@ def _restore_tensors(
 
 def rebuild_(model: nn.Module, record: dict[str, Any], stored: dict[str, Tensor], given: dict[str, Any]) -> nn.Module:
     """Put students into a fresh model of the same architecture and load every weight."""
-    undo: list[Callable[[], None]] = []
-    try:
+    with all_or_nothing(model):
         for earlier in _in_order(record):
             plan = Plan.from_dict(earlier["plan"], **given)
             sites = select(model, plan.sites)
@@ -214,16 +212,11 @@ def rebuild_(model: nn.Module, record: dict[str, Any], stored: dict[str, Tensor]
             for site in sites:
                 teacher = surgery.teacher_at(model, site)
                 students[site.name].train(model.get_submodule(site.name).training)
-                undo.append(partial(surgery.put_back, model, site, teacher))
                 surgery.put_in_place(model, site, students[site.name], teacher)
-            undo.append(surgery.shorten_(model, sites))
+            surgery.shorten_(model, sites)
         targets = packing.tensor_state(model)
         stored = packing.with_shared(stored, targets)
         packing.require_same_shapes(targets, stored)
-    except BaseException:
-        for step in reversed(undo):
-            step()
-        raise
     packing.copy_(targets, stored)
     model.segue = record  # type: ignore[assignment]
     return model

@@ -108,11 +108,19 @@ class Backbone:
             self.model.train(self.model.training)
 
     def restore_tensors(self) -> None:
-        """Bring back the values that training has changed."""
+        """Bring back the values that training has changed; if that fails or is interrupted, none of them."""
         state = self.model.state_dict(keep_vars=True)
-        with torch.no_grad():
-            for name, value in self._tensors.items():
-                state[name].copy_(sharded_like(value, state[name]))
+        changes = [(state[name], sharded_like(value, state[name])) for name, value in self._tensors.items()]
+        trained = [tensor.detach().to("cpu", copy=True) for tensor, _ in changes]
+        try:
+            with torch.no_grad():
+                for tensor, value in changes:
+                    tensor.copy_(value)
+        except BaseException:
+            with torch.no_grad():
+                for (tensor, _), value in zip(changes, trained, strict=True):
+                    tensor.copy_(value)
+            raise
 
     def _around(self, named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         inside = tuple(f"{name}." for site in self.sites for name in site.names)

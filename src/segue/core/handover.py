@@ -19,6 +19,7 @@ from segue.core.building import build_students, try_students
 from segue.core.calibrate import Fitted, calibrate
 from segue.core.seam import Seam, View, Watch
 from segue.core.step_state import StepState, checked_total, closed_for_good, closed_in_graphs, progress_at, step_state
+from segue.core.transaction import all_or_nothing
 from segue.core.verify import OptimizerWatch, Verification, verify
 from segue.errors import HandoverError
 from segue.plan import Plan, encode
@@ -44,15 +45,12 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, ex
     sites = select(model, plan.sites)
     surgery.refuse_running(model)
     total = None if total_steps is None else checked_total(total_steps)
-    backbone = Backbone(model, plan, sites)
-    try:
+    with all_or_nothing(model):
+        backbone = Backbone(model, plan, sites)
         students = build_students(model, plan, sites)
         if example is not None:
             try_students(model, sites, students, example)
         return Handover(backbone, students, total)
-    except BaseException:
-        backbone.restore()
-        raise
 
 
 class Handover:
@@ -76,6 +74,7 @@ class Handover:
         self.auxiliary = AuxiliaryLosses(plan, self.seams, frozen_original(model, plan))
         self._install()
         self._follow(state)
+        self._optimizers.listen()  # last: nothing after it can fail
 
     def _install(self) -> None:
         for site in self.sites:
@@ -92,7 +91,6 @@ class Handover:
             self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self.model.register_forward_hook(self._after_forward, with_kwargs=True),
         ]
-        self._optimizers.listen()
 
     def backbone_that_changes(self) -> dict[str, Tensor]:
         """Return what training changes outside the sites, by name; nothing while the backbone is frozen."""
@@ -302,21 +300,25 @@ class Handover:
                 "train until the schedule reaches 0, or call finalize_(force=True). Nothing was changed.",
             )
         record = {**self.describe(), "earlier": getattr(self.model, "segue", None)}
-        students = {site: surgery.finished(self.seams[site.name].student) for site in self.sites}
-        for site, student in students.items():
-            surgery.put_at(self.model, site, student)
-        self._leave("finalized")
-        surgery.shorten_(self.model, self.sites)
-        self.model.segue = record  # type: ignore[assignment]
+        with all_or_nothing(self.model, self):
+            students = {site: surgery.finished(self.seams[site.name].student) for site in self.sites}
+            for site, student in students.items():
+                surgery.put_at(self.model, site, student)
+            self._leave("finalized")
+            surgery.shorten_(self.model, self.sites)
+            self.model.segue = record  # type: ignore[assignment]
+        self._forget()
         return self.model
 
     def cancel_(self) -> nn.Module:
         """Bring the original model back, bit for bit."""
         self.require_teachers("cancel_()")
-        for site in self.sites:
-            surgery.put_back(self.model, site, self.seams[site.name].require_teacher())
-        self._leave("cancelled")
-        self._backbone.restore_tensors()
+        with all_or_nothing(self.model, self):
+            for site in self.sites:
+                surgery.put_back(self.model, site, self.seams[site.name].require_teacher())
+            self._leave("cancelled")
+            self._backbone.restore_tensors()
+        self._forget()
         return self.model
 
     def describe(self) -> dict[str, Any]:
@@ -329,13 +331,15 @@ class Handover:
         }
 
     def _leave(self, how: str) -> None:
-        self.auxiliary.clear()
+        self._ended = how
         for handle in self._handles:
             handle.remove()
-        self._optimizers.stop()
         self._backbone.restore()
+
+    def _forget(self) -> None:
+        self._optimizers.stop()
+        self.auxiliary.clear()
         self._last_input = None
-        self._ended = how
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,20 +132,15 @@ def free(modules: list[nn.Module], model: nn.Module) -> None:
                 parameter.data = parameter.data.new_empty(0)  # other tensors on its storage, as in a user's state_dict, stay
 
 
-def shorten_(model: nn.Module, sites: list[Site]) -> Callable[[], None]:
-    """Take the layers that a span no longer needs out of their lists, with new numbers and counts; return what undoes it."""
+def shorten_(model: nn.Module, sites: list[Site]) -> None:
+    """Take the layers that a span no longer needs out of their lists, with new numbers and counts."""
     gone: dict[str, set[str]] = {}
     for site in sites:
         for name in site.members[1:]:
             layers, _, number = name.rpartition(".")
             gone.setdefault(layers, set()).add(number)
-    undo = [_shorten(model, layers, numbers) for layers, numbers in gone.items()]
-
-    def undo_all() -> None:
-        for step in reversed(undo):
-            step()
-
-    return undo_all
+    for layers, numbers in gone.items():
+        _shorten(model, layers, numbers)
 
 
 def finished_name(name: str, sites: list[Site]) -> str:
@@ -164,40 +159,25 @@ def finished_name(name: str, sites: list[Site]) -> str:
     return name
 
 
-def _shorten(model: nn.Module, layers: str, numbers: set[str]) -> Callable[[], None]:
+def _shorten(model: nn.Module, layers: str, numbers: set[str]) -> None:
     container = model.get_submodule(layers)
-    before = dict(container._modules)
-    kept = {number: module for number, module in before.items() if number not in numbers}
+    before = len(container._modules)
+    kept = [module for number, module in container._modules.items() if number not in numbers]
     container._modules.clear()
-    container._modules.update({str(i): module for i, module in enumerate(kept.values())})
-
-    changes: list[tuple[Any, str, Any]] = []
-
-    def change(target: Any, attribute: str, value: Any) -> None:
-        changes.append((target, attribute, getattr(target, attribute)))
-        setattr(target, attribute, value)
-
-    for new, module in enumerate(kept.values()):
+    container._modules.update({str(i): module for i, module in enumerate(kept)})
+    for new, module in enumerate(kept):
         for part in module.modules() if module is not None else ():
             if isinstance(getattr(part, "layer_idx", None), int):
-                change(part, "layer_idx", new)
+                part.layer_idx = new  # type: ignore[assignment]
     for config in _configurations(model, layers):
-        if getattr(config, "num_hidden_layers", None) == len(before):
+        if getattr(config, "num_hidden_layers", None) == before:
             kinds = getattr(config, "layer_types", None)
-            if isinstance(kinds, list) and len(kinds) == len(before):
-                change(config, "layer_types", [kind for i, kind in enumerate(kinds) if str(i) not in numbers])
-            change(config, "num_hidden_layers", len(kept))
+            if isinstance(kinds, list) and len(kinds) == before:
+                config.layer_types = [kind for i, kind in enumerate(kinds) if str(i) not in numbers]
+            config.num_hidden_layers = len(kept)
     features = getattr(model, "feature_info", None)  # timm's list of what each block returns
-    if isinstance(features, list) and len(features) == len(before):
-        change(model, "feature_info", features[: len(kept)])
-
-    def undo() -> None:
-        for target, attribute, value in reversed(changes):
-            setattr(target, attribute, value)
-        container._modules.clear()
-        container._modules.update(before)
-
-    return undo
+    if isinstance(features, list) and len(features) == before:
+        model.feature_info = features[: len(kept)]  # type: ignore[assignment]
 
 
 def _configurations(model: nn.Module, layers: str) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from segue.core.blending import blendable, tensors
 from segue.core.seam import View, Watch
@@ -190,15 +191,20 @@ class OptimizerWatch:
 
     def listen(self) -> None:
         """Listen to every optimizer step in the process, until `stop` or as long as this object lives."""
-        reference = weakref.ref(self)
+        handle: RemovableHandle | None = None
+
+        def forget(_: Any) -> None:  # a handover that is dropped without an end leaves no hook
+            if handle is not None:
+                handle.remove()
+
+        reference = weakref.ref(self, forget)
 
         def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             alive = reference()
             if alive is not None:
                 alive.stepped(optimizer)
 
-        self._handle = register_optimizer_step_post_hook(stepped)
-        weakref.finalize(self, self._handle.remove).atexit = False  # a dropped handover leaves no hook
+        handle = self._handle = register_optimizer_step_post_hook(stepped)
 
     def stop(self) -> None:
         """Listen no more."""
