@@ -14,7 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeAlias
 
-from segue.errors import PlanError
+from segue.border import PositiveFloat, checked
 
 STEP = 0.75  # of the trapezoid rule over a logistic variable; its error is below exp(-26)
 
@@ -36,7 +36,7 @@ class Noise:
         return min((bits + 0.5) * 2.0**-53, 1.0 - 2.0**-53)  # the largest bits + 0.5 rounds to 2**53
 
 
-Gate: TypeAlias = Callable[[float, "Noise | None"], float]  # (alpha, noise) -> the student's weight; None asks for its mean
+Gate: TypeAlias = Callable[[float, Noise | None], float]  # (alpha, noise) -> the student's weight; None asks for its mean
 Outcomes: TypeAlias = tuple[tuple[float, float], ...]  # (weight, probability)
 
 
@@ -67,6 +67,7 @@ class Bernoulli:
         return tuple((weight, p) for weight, p in ((0.0, alpha), (1.0, 1.0 - alpha)) if p > 0.0)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class GumbelSoftmax:
     """Draw a soft coin: the student's entry of a two-class Gumbel-softmax on p = 1 - alpha.
@@ -75,15 +76,7 @@ class GumbelSoftmax:
     r = sigmoid((logit p + logit u) / temperature). Its mean is not p (0.184 for p = 0.1 at temperature 1).
     """
 
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise PlanError(
-                f"GumbelSoftmax(temperature=...) must be positive and finite, got {self.temperature}.",
-                "The logits are divided by it.",
-                "the paper uses 1.0.",
-            )
+    temperature: PositiveFloat = 1.0  # the logits are divided by it
 
     def __call__(self, alpha: float, noise: Noise | None) -> float:
         p = 1.0 - alpha

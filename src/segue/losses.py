@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from segue import similarity
+from segue.border import NotNegative, PositiveFloat, checked
 from segue.errors import PlanError
 from segue.schedules import Constant, Schedule, aggr20, alpha_at
 from segue.sites import Site
@@ -33,18 +34,16 @@ __all__ = [
 ]
 
 # (teacher, student, padding mask) -> scalar, a mean over samples; four dimensions arrive as (batch, channels, height, width)
-PairLoss: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+PairLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Weighted:
-    weight: float = 1.0
+    weight: NotNegative = 1.0
     schedule: Schedule = field(default_factory=aggr20)
 
-    def __post_init__(self) -> None:
-        _require_weight(type(self).__name__, self.weight)
 
-
+@checked
 @dataclass(frozen=True, kw_only=True)
 class FeatureGuidance(_Weighted):
     """Deep Feature Guidance (DFG, equation 3): the squared L2 distance of the two outputs.
@@ -56,20 +55,12 @@ class FeatureGuidance(_Weighted):
 
     scale: Literal["relative", "paper"] = "relative"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale not in ("relative", "paper"):
-            raise PlanError(
-                f"FeatureGuidance(scale={self.scale!r}) is not a scale.",
-                "The scales are 'relative' and 'paper'.",
-                "'relative' is comparable between sites and models, 'paper' is equation 3 as printed.",
-            )
-
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
         error = similarity.squared_error if self.scale == "paper" else similarity.relative_error
         return error(teacher, student, mask).mean()
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class CosineGuidance(_Weighted):
     """One minus the cosine of each token's two vectors, averaged: direction only."""
@@ -78,6 +69,7 @@ class CosineGuidance(_Weighted):
         return 1 - similarity.cosine(teacher, student, mask)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class GramGuidance(_Weighted):
     """The relative squared distance of the feature Gram matrices; a statistic of the batch."""
@@ -86,6 +78,7 @@ class GramGuidance(_Weighted):
         return similarity.gram_error(teacher, student, mask)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class CkaGuidance(_Weighted):
     """One minus linear CKA: equal up to rotation and scale; a statistic of the batch."""
@@ -94,6 +87,7 @@ class CkaGuidance(_Weighted):
         return 1 - similarity.linear_cka(teacher, student, mask)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class OnTeacherStream:
     """Compare with the teacher's own stream: its outputs in a full pass of the original model (FitNets).
@@ -115,6 +109,7 @@ class OnTeacherStream:
         return self.then(teacher, student, mask)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class FeatureAxis:
     """Say which axis of the outputs holds the features, instead of letting the layers at each site tell.
@@ -152,6 +147,7 @@ def stated_axis(guidance: object) -> int | None:
     return inner.axis if isinstance(inner, FeatureAxis) else None
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class LogitDistillation:
     """Soften both models' logits by a temperature and take KL(teacher || student), times temperature squared.
@@ -160,19 +156,10 @@ class LogitDistillation:
     floating tensor. With (batch, tokens, classes), each token is a distribution and padding is left out.
     """
 
-    weight: float = 1.0
-    temperature: float = 4.0
+    weight: NotNegative = 1.0
+    temperature: PositiveFloat = 4.0  # the logits are divided by it
     schedule: Schedule = field(default_factory=lambda: Constant(alpha=1.0))
     logits: Callable[[Any], Tensor] | None = None
-
-    def __post_init__(self) -> None:
-        _require_weight("LogitDistillation", self.weight)
-        if not self.temperature > 0:
-            raise PlanError(
-                f"LogitDistillation(temperature=...) must be positive, got {self.temperature}.",
-                "The logits are divided by it.",
-                "the paper uses 4.0.",
-            )
 
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
         t = F.log_softmax(_float(teacher) / self.temperature, dim=-1)
@@ -189,7 +176,15 @@ def weight_at(loss: object, progress: float, site: Site) -> float:
 
 
 def _weight(loss: object) -> float:
-    return float(getattr(loss, "weight", 1.0))
+    weight = getattr(loss, "weight", 1.0)
+    try:
+        return float(weight + 0)  # a string has no sum with a number
+    except (TypeError, ValueError, RuntimeError):
+        raise PlanError(
+            f"the weight of a loss must be a number, got {type(weight).__name__}.",
+            f"It is the attribute `weight` of {type(loss).__name__}.",
+            "give the loss a number there, or another name to what it holds.",
+        ) from None
 
 
 def _schedule(loss: object) -> Schedule:
@@ -199,12 +194,3 @@ def _schedule(loss: object) -> Schedule:
 
 def _float(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
-
-
-def _require_weight(what: str, weight: float) -> None:
-    if not 0.0 <= weight < float("inf"):
-        raise PlanError(
-            f"{what}(weight=...) must be finite and at least 0, got {weight}.",
-            "The loss is multiplied by it.",
-            "leave the loss out (None) if you do not want it.",
-        )

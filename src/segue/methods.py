@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
+from segue.border import Fraction, checked
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation, OnTeacherStream
 from segue.plan import Plan
@@ -21,13 +22,15 @@ ALL: dict[str, Method] = {}
 LABELS: dict[str, str] = {}  # what figures and tables call each method
 
 
+@checked
 def method(*, label: str) -> Callable[[M], M]:
     """Add a function that returns a Plan to the methods that Segue lists, tests and compares."""
 
     def add(made: M) -> M:
-        ALL[made.__name__] = made
+        guarded = checked(made)
+        ALL[made.__name__] = guarded
         LABELS[made.__name__] = label
-        return made
+        return guarded
 
     return add
 
@@ -81,14 +84,14 @@ def fitnets(*, sites: Selector, **settings: Any) -> Plan:
 
 
 @method(label="LoLCATs corner")
-def lolcats(*, sites: Selector, hold: float = 0.5, **settings: Any) -> Plan:
+def lolcats(*, sites: Selector, hold: Fraction = 0.5, **settings: Any) -> Plan:
     """Attention transfer: the teacher's output flows on while students learn it locally, then a jump to the students."""
     jump = Hold(fraction=hold, then=Constant(alpha=0.0))
     return _plan(sites, settings, schedule=jump, guidance=FeatureGuidance(schedule=jump))
 
 
 @method(label="HALO corner")
-def halo(*, sites: Selector, hold: float = 0.3, **settings: Any) -> Plan:
+def halo(*, sites: Selector, hold: Fraction = 0.3, **settings: Any) -> Plan:
     """Local alignment as in `lolcats`, then students alone with distillation from the original model."""
     afterwards = Piecewise(points=((hold, 0.0), (hold, 1.0)))
     return lolcats(sites=sites, hold=hold, **{"distill": LogitDistillation(schedule=afterwards), **settings})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from segue import gates, losses, schedules, sites, students
+from segue.border import Rule, Seed, checked
 from segue.errors import PlanError
 from segue.gates import Blend, Gate
 from segue.losses import CosineGuidance, FeatureGuidance, LogitDistillation, PairLoss
@@ -26,6 +27,13 @@ SERIALIZER = Serializer(
 encode, decode = SERIALIZER.encode, SERIALIZER.decode
 
 
+Distillation: TypeAlias = Annotated[
+    LogitDistillation | FeatureGuidance | CosineGuidance,
+    Rule("a loss on the outputs of the model: LogitDistillation, FeatureGuidance or CosineGuidance"),
+]
+
+
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Say what is replaced, by what, and how the teacher hands over.
@@ -40,45 +48,24 @@ class Plan:
     gate: Gate = field(default_factory=Blend)  # alpha -> the student's weight
     schedule: Schedule = field(default_factory=aggr20)  # progress -> alpha, the teacher's share
     guidance: PairLoss | None = None  # a loss at every site
-    distill: LogitDistillation | FeatureGuidance | CosineGuidance | None = None  # on the outputs of the model
+    distill: Distillation | None = None  # on the outputs of the model
     train: Literal["students", "all"] = "students"  # "all": also the backbone, except what was frozen before (by PEFT)
     backbone: Literal["eval", "train"] = "eval"  # with train="students": dropout and batch statistics around the sites
     teacher_gradient: bool | None = None  # let the gradient pass the teacher to its input (never its weights); None: at spans
     release: bool = False  # free each teacher at takeover
     unreached: Literal["error", "ignore"] = "error"  # when a forward never calls a site
-    seed: int = 0  # of the students' initial weights and the gate's noise
+    seed: Seed = 0  # of the students' initial weights and the gate's noise
 
     def __post_init__(self) -> None:
         if isinstance(self.sites, list):
             object.__setattr__(self, "sites", tuple(self.sites))
-        for name in ("student", "gate", "schedule"):
-            _require_callable(name, getattr(self, name))
-        for name in ("guidance", "adapter"):
-            if getattr(self, name) is not None:
-                _require_callable(name, getattr(self, name))
-        if self.distill is not None and not isinstance(self.distill, LogitDistillation | FeatureGuidance | CosineGuidance):
-            raise PlanError(
-                f"Plan(distill=...) must be a loss on the outputs of the model, got {self.distill!r}.",
-                "It can be LogitDistillation, FeatureGuidance or CosineGuidance.",
-                "use segue.losses.LogitDistillation(), or FeatureGuidance() for an encoder; a loss at each site is guidance=.",
-            )
-        for name, choices in (
-            ("train", ("students", "all")),
-            ("backbone", ("eval", "train")),
-            ("unreached", ("error", "ignore")),
-        ):
-            if getattr(self, name) not in choices:
-                raise PlanError(
-                    f"Plan({name}={getattr(self, name)!r}) is not a choice.",
-                    f"The choices are {choices[0]!r} and {choices[1]!r}.",
-                    f"leave it out for {choices[0]!r}.",
-                )
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the plan as plain data; a user's own function leaves only its name."""
         return {"format": FORMAT, **SERIALIZER.encode_fields(self)}
 
     @classmethod
+    @checked
     def from_dict(cls, data: Mapping[str, Any], **given: Any) -> Plan:
         """Rebuild a plan from `to_dict`; `given` supplies what could not be saved, such as a user's own student."""
         fields = {name: value for name, value in data.items() if name not in given}
@@ -90,12 +77,3 @@ class Plan:
                 "read it with the version that wrote it.",
             )
         return cls(**SERIALIZER.decode_fields(cls, "Plan", fields, "plan"), **given)
-
-
-def _require_callable(name: str, value: object) -> None:
-    if isinstance(value, type) or not callable(value):
-        raise PlanError(
-            f"Plan({name}=...) must be callable, got {value!r}.",
-            f"It is {'a class' if isinstance(value, type) else f'of type {type(value).__name__}'}.",
-            f"call the class to make one: {value.__name__}()." if isinstance(value, type) else "give something callable.",
-        )

@@ -7,11 +7,12 @@ state. A schedule that adapts may also have `observe(progress, similarity)`, `st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from segue.errors import PlanError
+from segue.border import Fraction, Rule, Unit, checked
+from segue.errors import PlanError, nearest
 from segue.sites import Site, name_matches
 
 __all__ = [
@@ -31,14 +32,12 @@ __all__ = [
 Schedule: TypeAlias = Callable[[float, Site], float]  # (progress, where) -> alpha, the teacher's share
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Constant:
     """Keep alpha where it is."""
 
-    alpha: float = 0.0
-
-    def __post_init__(self) -> None:
-        _require_unit("Constant(alpha=...)", self.alpha)
+    alpha: Unit = 0.0
 
     def __call__(self, progress: float, site: Site) -> float:
         return self.alpha
@@ -46,17 +45,12 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ramp:
-    start: float = 1.0
-    end: float = 0.0
-    until: float = 1.0
-
-    def __post_init__(self) -> None:
-        name = type(self).__name__
-        _require_unit(f"{name}(start=...)", self.start)
-        _require_unit(f"{name}(end=...)", self.end)
-        _require_fraction(f"{name}(until=...)", self.until)
+    start: Unit = 1.0
+    end: Unit = 0.0
+    until: Fraction = 1.0
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Linear(_Ramp):
     """Go from `start` to `end` in a straight line until the given progress, then stay."""
@@ -65,6 +59,7 @@ class Linear(_Ramp):
         return _between(self.start, self.end, progress / self.until)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Cosine(_Ramp):
     """Go from `start` to `end` along half a cosine until the given progress, then stay."""
@@ -75,16 +70,18 @@ class Cosine(_Ramp):
         return _between(self.start, self.end, 0.5 - 0.5 * math.cos(math.pi * progress / self.until))
 
 
+Points: TypeAlias = Annotated[tuple[tuple[float, Unit], ...], Rule("a sequence of pairs (progress, alpha) from 0 to 1")]
+
+
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Piecewise:
     """Join points (progress, alpha) by straight lines; two points at the same progress are a jump to the second."""
 
-    points: tuple[tuple[float, float], ...]
+    points: Points
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "points", tuple((float(x), float(y)) for x, y in self.points))
-        for _, alpha in self.points:
-            _require_unit("an alpha of Piecewise(points=...)", alpha)
         times = [progress for progress, _ in self.points]
         if not times or times != sorted(times) or times[0] < 0 or times[-1] > 1:
             raise PlanError(
@@ -102,7 +99,8 @@ class Piecewise:
         return self.points[-1][1]
 
 
-def aggr20(start: float = 1.0) -> Piecewise:
+@checked
+def aggr20(start: Unit = 1.0) -> Piecewise:
     """Return the paper's schedule: `start` to 0.3 in the first tenth, to 0 in the second, then 0.
 
     Theseus' inverse (its replacing rate goes 0.1, 0.7, 1.0) is `aggr20(start=0.9)`.
@@ -110,6 +108,7 @@ def aggr20(start: float = 1.0) -> Piecewise:
     return Piecewise(points=((0.0, start), (0.1, 0.3), (0.2, 0.0)))
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Hold:
     """Hold alpha at 1 for a fraction of the run, then follow another schedule over the rest.
@@ -117,11 +116,8 @@ class Hold:
     While it holds, the student's input is detached: students learn from the guidance alone, locally.
     """
 
-    fraction: float
+    fraction: Fraction
     then: Schedule = field(default_factory=aggr20)
-
-    def __post_init__(self) -> None:
-        _require_fraction("Hold(fraction=...)", self.fraction)
 
     def __call__(self, progress: float, site: Site) -> float:
         if self.is_hold(progress, site):
@@ -132,6 +128,7 @@ class Hold:
         return progress < self.fraction
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Staggered:
     """Let the sites run through a schedule one after the other.
@@ -141,21 +138,13 @@ class Staggered:
     """
 
     then: Schedule = field(default_factory=Linear)
-    order: str | tuple[int, ...] = "front"
-    overlap: float = 0.5
-    until: float = 1.0
+    order: Literal["front", "back"] | tuple[int, ...] = "front"
+    overlap: Unit = 0.5
+    until: Fraction = 1.0
 
     def __post_init__(self) -> None:
-        _require_unit("Staggered(overlap=...)", self.overlap)
-        _require_fraction("Staggered(until=...)", self.until)
         if not isinstance(self.order, str):
             object.__setattr__(self, "order", tuple(self.order))
-        elif self.order not in ("front", "back"):
-            raise PlanError(
-                f"Staggered(order={self.order!r}) is not an order.",
-                "The named orders are 'front' and 'back'.",
-                "for any other order give the sites' indices, for example (2, 0, 1).",
-            )
 
     def __call__(self, progress: float, site: Site) -> float:
         return self.then(self._local(progress, site), site)
@@ -183,6 +172,7 @@ class Staggered:
         return self.order.index(site.index)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class PerSite:
     """Give each site its own schedule, by pattern; the first pattern that matches wins."""
@@ -209,6 +199,21 @@ def is_hold(schedule: Schedule, progress: float, site: Site) -> bool:
     return asks is not None and bool(asks(progress, site))
 
 
+def refuse_unmatched(schedule: object, sites: Sequence[Site]) -> None:
+    """Refuse a PerSite, also inside another schedule, with a pattern that matches none of the sites."""
+    own = schedule.schedules if isinstance(schedule, PerSite) else {}
+    for pattern in own:
+        if not any(name_matches(pattern, name) for site in sites for name in site.names):
+            raise PlanError(
+                f"the pattern {pattern!r} of PerSite matches none of the {len(sites)} sites.",
+                nearest(pattern.strip("*."), [site.name for site in sites]),
+                "correct the pattern, or leave it out. Nothing was changed.",
+            )
+    for inner in (*own.values(), getattr(schedule, "otherwise", None), getattr(schedule, "then", None)):
+        if inner is not None:
+            refuse_unmatched(inner, sites)
+
+
 def alpha_at(schedule: Schedule, progress: float, site: Site) -> float:
     """Return the alpha of a schedule, which may be a user's own, and refuse what is not a number from 0 to 1."""
     alpha = schedule(progress, site)
@@ -229,13 +234,3 @@ def _between(start: float, end: float, x: float) -> float:
     if x >= 1.0:
         return end
     return min(max(start + (end - start) * x, min(start, end)), max(start, end))
-
-
-def _require_unit(what: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise PlanError(f"{what} must be from 0 to 1, got {value}.", "Both ends are allowed.", "give a number in [0, 1].")
-
-
-def _require_fraction(what: str, fraction: float) -> None:
-    if not 0.0 < fraction <= 1.0:
-        raise PlanError(f"{what} must be a part of the run, got {fraction}.", "The run is 1.", "give a number in (0, 1].")

@@ -6,20 +6,19 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from torch import nn
 
+from segue.border import Count, Rule, checked
 from segue.errors import SiteError, nearest
 
 __all__ = ["Pattern", "Selector", "Site", "Span", "is_seam", "name_matches", "select"]
 
-Pattern: TypeAlias = "str | type[nn.Module] | Callable[[str, nn.Module], bool] | Span"
-Selector: TypeAlias = "Pattern | Sequence[Pattern]"
-
 MOST_ALTERNATIVES = 10_000
 
 
+@checked
 @dataclass(frozen=True)
 class Span:
     """Select consecutive layers of a list, so that each group of them is one site: k layers by one.
@@ -31,10 +30,16 @@ class Span:
 
     layers: str  # the name of an nn.ModuleList or nn.Sequential, or the end of the name if it is unique
     every: int = 2
-    first: int = 0
-    last: int | None = None  # the last layer of the last group, included
+    first: Count = 0
+    last: Count | None = None  # the last layer of the last group, included
 
 
+Pattern: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool] | Span
+SELECTOR = "a glob such as 'blocks.*.attn', a module type, a function (name, module) -> bool, a Span, or a list of these"
+Selector: TypeAlias = Annotated[Pattern | Sequence[Pattern], Rule("a selector of sites", hint=f"give {SELECTOR}.")]
+
+
+@checked
 @dataclass(frozen=True)
 class Site:
     """A place in the model, known by its dotted name."""
@@ -63,6 +68,7 @@ class Site:
         return Span(layers, every=len(self.members), first=int(first), last=int(first) + len(self.members) - 1)
 
 
+@checked
 def select(model: nn.Module, sites: Selector) -> list[Site]:
     """Find the sites that a selector names, in the order of the model.
 
@@ -125,7 +131,7 @@ def _groups(span: Span, model: nn.Module, named: dict[str, nn.Module]) -> list[t
     layers = list(lists[places[0]]._modules.items())  # named_children() would hide the second name of a shared layer
     last = len(layers) - 1 if span.last is None else span.last
     meant = layers[span.first : last + 1]
-    if isinstance(span.every, bool) or span.every < 2 or not 0 <= span.first <= last < len(layers) or len(meant) % span.every:
+    if span.every < 2 or not 0 <= span.first <= last < len(layers) or len(meant) % span.every:
         raise SiteError(
             f"{span} does not divide the layers of {places[0]!r} into groups of at least 2.",
             f"The list has {len(layers)} layers, of which it selects {len(meant)}.",
@@ -166,13 +172,8 @@ def _matcher(pattern: Pattern) -> Callable[[str, nn.Module], bool]:
     if isinstance(pattern, type) and issubclass(pattern, nn.Module):
         kind = pattern
         return lambda _, module: isinstance(module, kind)
-    if callable(pattern) and not isinstance(pattern, type):
-        return pattern
-    raise SiteError(
-        f"{pattern!r} is not a selector of sites.",
-        f"It is of type {type(pattern).__name__}.",
-        "give a glob such as 'blocks.*.attn', a module type, a function (name, module) -> bool, a Span, or a list of these.",
-    )
+    assert not isinstance(pattern, type | Span)
+    return pattern
 
 
 def _alternatives(pattern: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "segue"
-VOCABULARY = {"sites", "gates", "schedules", "losses", "similarity", "methods", "errors", "plan", "settings"}
+VOCABULARY = {"sites", "gates", "schedules", "losses", "similarity", "methods", "errors", "plan", "settings", "border"}
 ORDER = (
     "vocabulary",
     "students",

@@ -139,6 +139,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.gates.GumbelSoftmax": of(temperature=1.0),
     "segue.losses.CkaGuidance": of(weight=1.0),
     "segue.losses.CosineGuidance": of(weight=1.0),
+    "segue.losses.FeatureAxis": of(axis=-1),
     "segue.losses.FeatureGuidance": of(weight=1.0),
     "segue.losses.GramGuidance": of(weight=1.0),
     "segue.losses.LogitDistillation": of(weight=1.0),
@@ -162,6 +163,9 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.similarity.gram_error": pair,
     "segue.similarity.linear_cka": pair,
     "segue.similarity.as_tokens": of(output=torch.ones(2, 3, 4)),
+    "segue.similarity.samples": of(output=torch.ones(2, 3, 4)),
+    "segue.similarity.move_features": of(output=torch.ones(2, 3, 4), axis=1),
+    "segue.similarity.feature_axis": of(modules=[nn.Linear(4, 4)], output=torch.ones(2, 3, 4)),
     "segue.similarity.average": of(per_token=torch.ones(2, 3), mask=None),
     "segue.students.ActivationSwap": of(to="relu"),
     "segue.students.Adapter": of(inside=4),
@@ -306,7 +310,7 @@ USES: dict[str, Callable[[Any, Path], None]] = {
     "segue.gates.GumbelSoftmax": _in_a_plan("gate"),
     **{
         f"segue.losses.{name}": _in_a_plan("guidance")
-        for name in ("CkaGuidance", "CosineGuidance", "FeatureGuidance", "GramGuidance", "OnTeacherStream")
+        for name in ("CkaGuidance", "CosineGuidance", "FeatureAxis", "FeatureGuidance", "GramGuidance", "OnTeacherStream")
     },
     "segue.losses.LogitDistillation": _in_a_plan("distill"),
     **{f"segue.methods.{name}": _train for name in methods.ALL},

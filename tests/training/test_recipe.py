@@ -77,9 +77,8 @@ def test_a_model_of_biases_alone_has_one_group():
         (Recipe(epochs=0.5), 5, 2),
         (Recipe(epochs=2, accumulate=3), 5, 3),
         (Recipe(epochs=0.01), 5, 1),
-        (Recipe(steps=3.0), None, 3),  # as a command line or a JSON file may give it
     ],
-    ids=["steps", "epochs", "half an epoch", "accumulated", "at least one", "whole"],
+    ids=["steps", "epochs", "half an epoch", "accumulated", "at least one"],
 )
 def test_steps_are_counted(recipe, per_epoch, total):
     counted = recipe.total_steps(per_epoch)
@@ -98,17 +97,20 @@ def test_epochs_need_batches_that_can_be_counted():
     [
         ({}, "Recipe(steps=None, epochs=None) is not valid."),
         ({"steps": 3, "epochs": 1}, "Recipe(steps=3, epochs=1) is not valid."),
-        ({"steps": 0}, "Recipe(steps=0) is not valid."),
-        ({"steps": 2.5}, "Recipe(steps=2.5) is not valid."),
-        ({"epochs": float("nan")}, "Recipe(epochs=nan) is not valid."),
-        ({"steps": 3, "lr": -1.0}, "Recipe(lr=-1.0) is not valid."),
-        ({"steps": 3, "clip": 0.0}, "Recipe(clip=0.0) is not valid."),
-        ({"steps": 3, "accumulate": 1.5}, "Recipe(accumulate=1.5) is not valid."),
-        ({"steps": 3, "weight_decay": math.inf}, "Recipe(weight_decay=inf) is not valid."),
-        ({"steps": 3, "warmup": 1.5}, "Recipe(warmup=1.5) is not valid."),
-        ({"steps": 3, "decay": "linear"}, "The choices are 'cosine', 'constant'."),
-        ({"steps": 3, "precision": "fp8"}, "The choices are 'float32', 'bf16', 'fp16'."),
-        ({"steps": 3, "on_nan": "ignore"}, "The choices are 'stop', 'skip'."),
+        ({"steps": 0}, "Recipe(steps=...) must be a positive integer, got 0."),
+        ({"steps": 2.5}, "Recipe(steps=...) must be a positive integer, got 2.5."),
+        ({"epochs": float("nan")}, "Recipe(epochs=...) must be a positive finite number, got nan."),
+        ({"steps": 3, "lr": -1.0}, "Recipe(lr=...) must be a positive finite number, got -1.0."),
+        ({"steps": 3, "clip": 0.0}, "Recipe(clip=...) must be a positive finite number, got 0.0."),
+        ({"steps": 3, "accumulate": 1.5}, "Recipe(accumulate=...) must be a positive integer, got 1.5."),
+        ({"steps": 3, "weight_decay": math.inf}, "Recipe(weight_decay=...) must be a finite number of at least 0, got inf."),
+        ({"steps": 3, "warmup": 1.5}, "Recipe(warmup=...) must be a number from 0 to 1, got 1.5."),
+        ({"steps": 3, "decay": "linear"}, "The choices are 'cosine' and 'constant'."),
+        ({"steps": 3, "precision": "fp8"}, "The choices are 'float32', 'bf16' and 'fp16'."),
+        ({"steps": 3, "on_nan": "ignore"}, "The choices are 'stop' and 'skip'."),
+        ({"steps": 3, "compile": "no"}, "Recipe(compile=...) must be True or False, got 'no'."),
+        ({"steps": 3, "betas": (0.9, 1.0)}, "In it, item 1 is 1.0, of type float."),
+        ({"steps": True}, "Recipe(steps=...) must be a positive integer, got True."),
     ],
     ids=str,
 )

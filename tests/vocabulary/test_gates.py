@@ -138,5 +138,5 @@ def test_the_soft_coin_survives_extreme_alphas():
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
 def test_a_temperature_divides(temperature):
-    with pytest.raises(PlanError, match="must be positive and finite, got"):
+    with pytest.raises(PlanError, match="must be a positive finite number, got"):
         GumbelSoftmax(temperature=temperature)

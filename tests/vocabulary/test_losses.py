@@ -117,11 +117,17 @@ def test_a_plain_function_is_a_guidance():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: FeatureGuidance(weight=-1.0), r"FeatureGuidance\(weight=...\) must be finite and at least 0, got -1.0."),
+        (
+            lambda: FeatureGuidance(weight=-1.0),
+            r"FeatureGuidance\(weight=...\) must be a finite number of at least 0, got -1.0.",
+        ),
         (lambda: FeatureGuidance(weight=float("nan")), "got nan."),
-        (lambda: FeatureGuidance(scale="sum"), r"FeatureGuidance\(scale='sum'\) is not a scale."),
-        (lambda: LogitDistillation(temperature=0.0), r"LogitDistillation\(temperature=...\) must be positive, got 0.0."),
-        (lambda: LogitDistillation(weight=float("inf")), r"LogitDistillation\(weight=...\) must be finite"),
+        (lambda: FeatureGuidance(scale="sum"), r"FeatureGuidance\(scale=...\) must be 'relative' or 'paper', got 'sum'."),
+        (
+            lambda: LogitDistillation(temperature=0.0),
+            r"LogitDistillation\(temperature=...\) must be a positive finite number, got 0.0.",
+        ),
+        (lambda: LogitDistillation(weight=float("inf")), r"LogitDistillation\(weight=...\) must be a finite number"),
     ],
 )
 def test_impossible_losses_are_refused(make, says):

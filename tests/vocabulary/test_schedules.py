@@ -7,7 +7,7 @@ import segue
 from segue.errors import PlanError
 from segue.schedules import Constant, Cosine, Hold, Linear, PerSite, Piecewise, Staggered, aggr20, alpha_at, is_hold
 from segue.sites import Site
-from tests.helpers.tiny import SITES, batch, optimizer_for, start, train
+from tests.helpers.tiny import SITES, Net, batch, optimizer_for, start, train
 
 SITE = Site("blocks.0.attn")
 ROW = [Site(f"blocks.{i}.attn", index=i, depth=i, count=4) for i in range(4)]
@@ -132,22 +132,52 @@ def test_a_users_function_is_checked_and_the_site_named(answer):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Constant(alpha=1.1), r"Constant\(alpha=...\) must be from 0 to 1, got 1.1."),
-        (lambda: Linear(start=-0.1), r"Linear\(start=...\) must be from 0 to 1, got -0.1."),
-        (lambda: Cosine(until=0.0), r"Cosine\(until=...\) must be a part of the run, got 0.0."),
+        (lambda: Constant(alpha=1.1), r"Constant\(alpha=...\) must be a number from 0 to 1, got 1.1."),
+        (lambda: Linear(start=-0.1), r"Linear\(start=...\) must be a number from 0 to 1, got -0.1."),
+        (lambda: Cosine(until=0.0), r"Cosine\(until=...\) must be a number above 0 and at most 1, got 0.0."),
         (lambda: Piecewise(points=((0.5, 1.0), (0.2, 0.0))), r"The progress of its points is \[0.5, 0.2\]."),
         (lambda: Piecewise(points=((0.0, 1.0), (0.5, 0.5), (1.2, 0.0))), "must be in the order of progress, from 0 to 1."),
-        (lambda: Piecewise(points=((0.0, 2.0),)), r"an alpha of Piecewise\(points=...\) must be from 0 to 1, got 2.0."),
+        (lambda: Piecewise(points=((0.0, 2.0),)), "In it, item 1 of item 0 is 2.0, of type float."),
+        (lambda: Piecewise(points=((math.nan, 0.5),)), r"must be a sequence of pairs \(progress, alpha\) from 0 to 1, got"),
+        (lambda: Piecewise(points="x"), r"from 0 to 1, got 'x'."),
+        (lambda: Hold(fraction=0.5, then=Linear), r"call the class to make one: Linear\(\)."),
+        (lambda: PerSite(schedules={"a": None}), "In it, the value at 'a' is None, of type NoneType."),
+        (lambda: Constant(alpha=True), "must be a number from 0 to 1, got True."),
         (lambda: Piecewise(points=()), r"The progress of its points is \[\]."),
-        (lambda: Hold(fraction=0.0), r"Hold\(fraction=...\) must be a part of the run, got 0.0."),
-        (lambda: Staggered(overlap=1.5), r"Staggered\(overlap=...\) must be from 0 to 1, got 1.5."),
-        (lambda: Staggered(order="middle"), r"Staggered\(order='middle'\) is not an order."),
+        (lambda: Hold(fraction=0.0), r"Hold\(fraction=...\) must be a number above 0 and at most 1, got 0.0."),
+        (lambda: Staggered(overlap=1.5), r"Staggered\(overlap=...\) must be a number from 0 to 1, got 1.5."),
+        (lambda: Staggered(order="middle"), "must be 'front', 'back' or a sequence of integers, got 'middle'."),
         (lambda: Staggered(order=(0, 0, 1, 2))(0.1, ROW[0]), r"Staggered\(order=\(0, 0, 1, 2\)\) does not fit 4 sites."),
     ],
 )
 def test_impossible_settings_are_refused(make, says):
     with pytest.raises(PlanError, match=says):
         make()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        lambda wrong: {"schedule": wrong},
+        lambda wrong: {"schedule": Hold(fraction=0.5, then=Staggered(then=wrong))},
+        lambda wrong: {"schedule": PerSite(schedules={"**": wrong})},
+        lambda wrong: {"guidance": segue.losses.FeatureGuidance(schedule=wrong)},
+        lambda wrong: {"distill": segue.losses.LogitDistillation(schedule=wrong)},
+    ],
+    ids=["schedule", "inside", "per site", "guidance", "distill"],
+)
+def test_a_pattern_that_matches_no_site_is_refused_before_anything_changes(settings):
+    model = Net()
+    before = repr(model)
+    wrong = PerSite(schedules={"blocks.0.attn": Linear(), "blocks.7.attn": Linear()})
+    with pytest.raises(PlanError) as error:
+        segue.replace_(model, segue.Plan(sites=SITES, **settings(wrong)), total_steps=3)
+    assert str(error.value) == (
+        "the pattern 'blocks.7.attn' of PerSite matches none of the 3 sites.\n"
+        "  Nearest names: blocks.0.attn, blocks.1.attn, blocks.2.attn.\n"
+        "  Hint: correct the pattern, or leave it out. Nothing was changed."
+    )
+    assert repr(model) == before
 
 
 def test_a_schedule_that_adapts_observes_and_is_saved(tmp_path):

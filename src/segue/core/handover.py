@@ -23,6 +23,7 @@ from segue.core.transaction import all_or_nothing
 from segue.core.verify import OptimizerWatch, Verification, verify
 from segue.errors import HandoverError
 from segue.plan import Plan, encode
+from segue.schedules import refuse_unmatched
 from segue.similarity import Similarity
 from segue.sites import select
 from segue.students.initialisation import LeastSquares
@@ -43,6 +44,8 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, ex
     """
     surgery.refuse_wrapped(model)
     sites = select(model, plan.sites)
+    for part in (plan.schedule, getattr(plan.guidance, "schedule", None), getattr(plan.distill, "schedule", None)):
+        refuse_unmatched(part, sites)
     surgery.refuse_running(model)
     total = None if total_steps is None else checked_total(total_steps)
     with all_or_nothing(model):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import nn
 from torch.optim import AdamW
 from torch.optim.optimizer import Optimizer
 
+from segue.border import Count, NotNegative, PositiveFloat, PositiveInt, Rule, Seed, Unit, checked
 from segue.errors import ConfigError
 
-CHOICES = {"decay": ("cosine", "constant"), "precision": ("float32", "bf16", "fp16"), "on_nan": ("stop", "skip")}
+Beta = Annotated[float, Rule("a number from 0 to below 1", lambda value: 0 <= value < 1)]  # of AdamW
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How a model trains; the defaults are the paper's.
@@ -24,22 +26,22 @@ class Recipe:
     19500
     """
 
-    steps: int | None = None  # optimizer steps, or
-    epochs: float | None = None  # passes over the data
-    lr: float = 5e-4
-    final_lr: float = 0.0
-    warmup: float = 0.0  # the fraction of the run in which the rate rises to lr
+    steps: PositiveInt | None = None  # optimizer steps, or
+    epochs: PositiveFloat | None = None  # passes over the data
+    lr: PositiveFloat = 5e-4
+    final_lr: NotNegative = 0.0
+    warmup: Unit = 0.0  # the fraction of the run in which the rate rises to lr
     decay: Literal["cosine", "constant"] = "cosine"
-    weight_decay: float = 0.05  # not on biases and norms
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    clip: float | None = 1.0  # the largest gradient norm
-    accumulate: int = 1  # batches per optimizer step
+    weight_decay: NotNegative = 0.05  # not on biases and norms
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: NotNegative = 1e-8
+    clip: PositiveFloat | None = 1.0  # the largest gradient norm
+    accumulate: PositiveInt = 1  # batches per optimizer step
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     compile: bool = False
     shard: bool = False  # FSDP2 instead of DDP, where there is more than one process
     on_nan: Literal["stop", "skip"] = "stop"
-    seed: int = 0  # of the order of shuffled batches, dropout and whatever else draws while training
+    seed: Seed = 0  # of the order of shuffled batches, dropout and whatever else draws while training
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -48,30 +50,9 @@ class Recipe:
                 "Exactly one of the two is the length of the run.",
                 "give steps=1000, or epochs=50.",
             )
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"Recipe({name}={getattr(self, name)!r}) is not valid.",
-                    f"The choices are {', '.join(map(repr, choices))}.",
-                    f"leave it out for {choices[0]!r}.",
-                )
-        for name in ("steps", "epochs", "lr", "clip", "accumulate"):
-            self._require(name, "must be a positive number", lambda value: value > 0)
-        for name in ("final_lr", "weight_decay"):
-            self._require(name, "must be a number of at least 0", lambda value: value >= 0)
-        for name in ("steps", "accumulate"):
-            self._require(name, "must be an integer", lambda value: int(value) == value)
-        self._require("warmup", "must be a fraction of the run, from 0 to 1", lambda value: 0 <= value <= 1)
 
-    def _require(self, name: str, rule: str, holds: Callable[[float], bool]) -> None:
-        value = getattr(self, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        absent = value is None and name in ("steps", "epochs", "clip")
-        if not absent and not (number and holds(value)):
-            asked, hint = f"Recipe({name}={value!r}) is not valid.", "leave it out for the paper's setting."
-            raise ConfigError(asked, f"{name} {rule}.", hint)
-
-    def total_steps(self, batches_per_epoch: int | None) -> int:
+    @checked
+    def total_steps(self, batches_per_epoch: Count | None) -> int:
         """Return the number of optimizer steps of the run."""
         if self.steps is not None:
             return int(self.steps)
@@ -84,7 +65,8 @@ class Recipe:
             )
         return max(1, math.floor(self.epochs * batches_per_epoch / self.accumulate))
 
-    def rate(self, step: int, total: int) -> float:
+    @checked
+    def rate(self, step: Count, total: PositiveInt) -> float:
         """Return the learning rate of a step: linear warmup, then half a cosine from lr to final_lr.
 
         >>> recipe = Recipe(steps=30, lr=1e-3, final_lr=1e-6, warmup=1 / 3)
@@ -99,6 +81,7 @@ class Recipe:
         done = min(1.0, (step - rise) / max(1, total - rise))
         return self.final_lr + (self.lr - self.final_lr) * (0.5 + 0.5 * math.cos(math.pi * done))
 
+    @checked
     def optimizer(self, named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
         """Build AdamW over named parameters, with decay on matrices and none on biases and norms."""
         parameters = [parameter for _, parameter in named]
@@ -108,7 +91,8 @@ class Recipe:
         ]
         return AdamW([group for group in groups if group["params"]], lr=self.lr, betas=self.betas, eps=self.eps)
 
-    def set_rate(self, optimizer: Optimizer, step: int, total: int) -> None:
+    @checked
+    def set_rate(self, optimizer: Optimizer, step: Count, total: PositiveInt) -> None:
         """Give an optimizer the learning rate of a step; nothing to save, so nothing to resume."""
         for group in optimizer.param_groups:
             group["lr"] = self.lr * (self.rate(step, total) / self.lr)

@@ -1,0 +1,307 @@
+"""The border: what a user gives is compared with the type hints themselves, once, before anything is done.
+
+`@checked` on a function, a method or a class (above `@dataclass`) refuses an argument that its hint does not allow. True is
+no number and "no" is no bool; numbers are finite; numbers of NumPy become Python's own. `Annotated` adds a range. A user's
+function is welcome where the hint is a Callable. What runs at every step or forward is not decorated.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, is_dataclass
+from functools import cache, wraps
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from segue.errors import (
+    CheckpointError,
+    ConfigError,
+    HandoverError,
+    PlanError,
+    ResultError,
+    SegueError,
+    SiteError,
+    nearest,
+)
+
+T = TypeVar("T", bound=Callable[..., Any])
+LONGEST = 60  # letters of a value in an error
+
+# The kind of error for a wrong argument, by the place of what is called; PlanError for the rest of the vocabulary.
+ERRORS: dict[str, type[SegueError]] = {
+    "segue.sites": SiteError,
+    "segue.core": HandoverError,
+    "segue.checkpoint": CheckpointError,
+    "segue.training": ConfigError,
+    "segue.reporting": ResultError,
+    "segue.integrations": HandoverError,
+    "segue.data": ConfigError,
+    "segue.convert": ConfigError,
+    "segue.lab": ConfigError,
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value must be besides its type: in words, as a test, and what to do."""
+
+    says: str
+    holds: Callable[[Any], bool] = lambda _: True
+    hint: str | None = None
+
+
+def at_least(least: float) -> Rule:
+    return Rule(f"{{a}} of at least {least}", lambda value: value >= least)
+
+
+POSITIVE = Rule("a positive {noun}", lambda value: value > 0)
+
+PositiveInt: TypeAlias = Annotated[int, POSITIVE]
+PositiveFloat: TypeAlias = Annotated[float, POSITIVE]
+Count: TypeAlias = Annotated[int, at_least(0)]
+NotNegative: TypeAlias = Annotated[float, at_least(0)]
+Seed: TypeAlias = Annotated[int, Rule("an integer of 64 bits", lambda value: -(2**63) <= value < 2**63)]
+Unit: TypeAlias = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+Fraction: TypeAlias = Annotated[float, Rule("a number above 0 and at most 1", lambda value: 0 < value <= 1)]
+
+
+def checked(made: T) -> T:
+    """Refuse arguments that the type hints of a function or class do not allow.
+
+    >>> @checked
+    ... def add(steps: PositiveInt, to: int = 0) -> int:
+    ...     return steps + to
+    >>> add(0)
+    Traceback (most recent call last):
+    ...
+    segue.errors.PlanError: add(steps=...) must be a positive integer, got 0.
+      It is of type int.
+      Hint: give a positive integer.
+    """
+    if isinstance(made, type):
+        made.__init__ = _guarded(made.__init__, made, made.__name__)  # type: ignore[misc]
+        return made
+    return typing.cast(T, _guarded(made, made, made.__qualname__.rpartition("<locals>.")[2]))
+
+
+def _guarded(function: Callable[..., Any], owner: Any, name: str) -> Callable[..., Any]:
+    error = next((kind for place, kind in ERRORS.items() if f"{owner.__module__}.".startswith(f"{place}.")), PlanError)
+    signature = inspect.signature(function)
+
+    @cache
+    def hints() -> dict[str, Any]:  # late: importing Segue must not wait for it
+        return typing.get_type_hints(owner if is_dataclass(owner) else function, include_extras=True)
+
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # Python names what is missing or unknown
+        for parameter, value in bound.arguments.items():
+            if parameter in hints() and signature.parameters[parameter].kind not in _VARIABLE:
+                try:
+                    bound.arguments[parameter] = _accept(hints()[parameter], value)
+                except _MismatchError as mismatch:
+                    default = signature.parameters[parameter].default
+                    raise _refusal(error, f"{name}({parameter}=...)", hints()[parameter], value, mismatch, default) from None
+        return function(*bound.args, **bound.kwargs)
+
+    return guarded
+
+
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class _MismatchError(Exception):
+    """A value, or a part of it, is not what the hint says."""
+
+    def __init__(self, part: Any, *place: str) -> None:
+        self.part, self.place = part, place
+
+
+def _accept(hint: Any, value: Any, *at: str) -> Any:
+    """Return the value as the hint wants it, or raise a mismatch."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        value = _accept(inside[0], value, *at)
+        if not all(rule.holds(value) for rule in inside[1:] if isinstance(rule, Rule)):
+            raise _MismatchError(value, *at)
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _accept_one(inside, value, *at)
+    if origin in _ITERABLES:
+        return _accept_items(origin, inside, value, *at)
+    if origin in (dict, collections.abc.Mapping) and isinstance(value, collections.abc.Mapping):
+        for key, item in value.items():
+            _accept(inside[0], key, *at, f"the key {_shown(key)}")
+            _accept(inside[1], item, *at, f"the value at {_shown(key)}")
+        return value
+    if hint is Path and isinstance(value, str | os.PathLike):
+        return Path(value)
+    if hint is int and isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    if hint is float and isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value):
+        return value if isinstance(value, int | float) else float(value)  # an int stays one: files and hashes hold it
+    if hint is bool and (isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")):
+        return bool(value)
+    if hint in (int, float, bool) or not _is_a(hint, origin, inside, value):
+        raise _MismatchError(value, *at)
+    return value
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int) or math.isfinite(value)  # isfinite() overflows where an int is beyond every float
+
+
+_ITERABLES = (tuple, list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+
+
+def _accept_one(hints: tuple[Any, ...], value: Any, *at: str) -> Any:
+    mismatches = []
+    for hint in hints:
+        try:
+            return _accept(hint, value, *at)
+        except _MismatchError as mismatch:
+            mismatches.append(mismatch)
+    raise max(mismatches, key=lambda mismatch: len(mismatch.place))
+
+
+def _accept_items(origin: Any, inside: tuple[Any, ...], value: Any, *at: str) -> Any:
+    """Accept lists and tuples for each other; leave alone what can be read only once."""
+    if isinstance(value, str | bytes | collections.abc.Mapping) or not isinstance(value, collections.abc.Iterable):
+        raise _MismatchError(value, *at)
+    if origin is not collections.abc.Iterable and not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        raise _MismatchError(value, *at)
+    fixed = origin is tuple and inside[-1:] != (...,)
+    if fixed and len(value) != len(inside):  # type: ignore[arg-type]
+        raise _MismatchError(value, *at)
+    if isinstance(value, list | tuple) and inside[:1] != (Any,):
+        items = [
+            _accept(inside[i] if fixed else inside[0], item, *at, f"item {i}") for i, item in enumerate(value)
+        ]  # a new one only where an item is new
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+    return value
+
+
+def _is_a(hint: Any, origin: Any, inside: tuple[Any, ...], value: Any) -> bool:
+    if hint in (Any, object) or isinstance(hint, TypeVar):
+        return True
+    if hint is None or hint is type(None):
+        return value is None
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in inside)
+    if origin is type:
+        return isinstance(value, type) and (inside[0] is Any or issubclass(value, inside[0]))
+    if origin is collections.abc.Callable or hint is collections.abc.Callable:
+        makes = inside[-1] if inside else Any
+        is_maker = isinstance(makes, type) and isinstance(value, type) and issubclass(value, makes)
+        return callable(value) and (not isinstance(value, type) or makes is Any or is_maker)
+    if getattr(hint, "_is_protocol", False):
+        return not isinstance(value, type) and all(hasattr(value, name) for name in vars(hint) if not name.startswith("_"))
+    kind = origin or hint
+    return isinstance(value, kind) if isinstance(kind, type) else True
+
+
+def _refusal(error: type[SegueError], what: str, hint: Any, value: Any, mismatch: _MismatchError, default: Any) -> SegueError:
+    wanted, part = _text(hint), mismatch.part
+    found = f"It is {'a class' if isinstance(part, type) else f'of type {type(part).__name__}'}."
+    choices = [choice for choice in _choices(hint) if isinstance(choice, str)]
+    rule = _rule(hint)
+    todo = rule.hint if rule is not None and rule.hint else f"give {wanted}."
+    if mismatch.place:
+        found = f"In it, {' of '.join(reversed(mismatch.place))} is {_shown(part)}, of type {type(part).__name__}."
+    elif isinstance(part, type):
+        todo = f"call the class to make one: {part.__name__}()."
+    elif choices:
+        near = nearest(str(value), choices, most=1).removeprefix("Nearest names: ").removesuffix(".")
+        found = f"The choices are {_joined([repr(choice) for choice in choices], 'and')}."
+        todo = f"write {near!r}." if near in choices else todo
+    if todo.startswith("give") and isinstance(default, bool | int | float | str):
+        todo = f"leave it out for {default!r}."
+    return error(f"{what} must be {wanted}, got {_shown(value)}.", found, todo)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    short = len(text) <= LONGEST and "\n" not in text
+    return text if short else f"{_article(type(value).__name__)} {type(value).__name__}"
+
+
+def _article(name: str) -> str:
+    return "an" if name[0] in "AEIOUaeiou" or name.startswith("nn.") else "a"
+
+
+_NOUNS: dict[Any, tuple[str, str]] = {
+    int: ("an integer", "integers"),
+    float: ("a finite number", "finite numbers"),
+    str: ("a string", "strings"),
+    bool: ("True or False", "True or False"),
+    None: ("None", "None"),
+    type(None): ("None", "None"),
+    Path: ("a path", "paths"),
+}
+
+
+def _text(hint: Any, *, many: bool = False) -> str:
+    """Say what a hint allows; None goes without saying."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    rule = _rule(hint)
+    if rule is not None:
+        one, _ = _NOUNS.get(inside[0], ("a value", ""))
+        return rule.says.format(a=one, noun=one.partition(" ")[2])
+    if origin is Annotated:
+        return _text(inside[0], many=many)
+    if hint in _NOUNS:
+        return _NOUNS[hint][many]
+    if origin in (typing.Union, types.UnionType):
+        rest = [one for one in inside if one is not type(None)]
+        if str in rest and any(typing.get_origin(one) is os.PathLike for one in rest):
+            rest = [Path, *(one for one in rest if one is not str and typing.get_origin(one) is not os.PathLike)]
+        one_by_one = [repr(choice) for one in rest if typing.get_origin(one) is Literal for choice in typing.get_args(one)]
+        return _joined(one_by_one + [_text(one, many=many) for one in rest if typing.get_origin(one) is not Literal], "or")
+    if origin is Literal:
+        return _joined([repr(choice) for choice in inside], "or")
+    if origin is tuple and inside[-1:] != (...,):
+        return f"{len(inside)} items ({', '.join(_text(one) for one in inside)})"
+    if origin in _ITERABLES:
+        plain = inside[:1] in ((), (Any,)) or isinstance(inside[0], TypeVar)
+        return "iterable" if plain and origin is collections.abc.Iterable else f"a sequence of {_text(inside[0], many=True)}"
+    if origin in (dict, collections.abc.Mapping):
+        return f"a mapping from {_text(inside[0], many=True)} to {_text(inside[1], many=True)}"
+    if origin is type:
+        return f"a subclass of {_name(inside[0])}"
+    if origin is collections.abc.Callable:
+        return "callables" if many else "callable"
+    name = _name(origin or hint)
+    return f"objects of type {name}" if many else f"{_article(name)} {name}"
+
+
+def _rule(hint: Any) -> Rule | None:
+    inside = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+    return next((one for one in inside if isinstance(one, Rule)), None)
+
+
+def _name(kind: Any) -> str:
+    name = str(getattr(kind, "__name__", kind))
+    return f"nn.{name}" if getattr(kind, "__module__", "").startswith("torch.nn.modules") else name
+
+
+def _choices(hint: Any) -> Iterator[Any]:
+    """Yield the values of a Literal, also of one among other hints."""
+    for inside in typing.get_args(hint):
+        if typing.get_origin(hint) is Literal:
+            yield inside
+        elif typing.get_origin(hint) in (Annotated, typing.Union, types.UnionType):
+            yield from _choices(inside)
+
+
+def _joined(parts: list[str], word: str) -> str:
+    return f" {word} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
