@@ -5,8 +5,8 @@ Command:  segue grid experiments/paper --out runs/paper -o folder=PATH_OF_CIFAR_
 Runtime:  not measured by us: no GPU was at hand. The paper used A100s.
 Expected: all methods end at 78 to 80 %, DCR earlier (the paper, one seed). What is new here: seeds and intervals.
 
-Settings are those of section 4 and appendix A.1. One thing differs on purpose: the appendix unfreezes all layers in stage 2,
-Algorithm 1 trains students only; this is the latter, and `-o train=all` is the former.
+Settings are those of section 4 and appendix A.1, except six that docs/lab.md lists with their reasons. The largest: the
+appendix unfreezes all layers in stage 2, Algorithm 1 trains students only; this is the latter, `-o train=all` the former.
 """
 
 from __future__ import annotations
