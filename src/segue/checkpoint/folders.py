@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -29,6 +29,14 @@ FORMAT = 1
 NAME = re.compile(r"(\d{8,})-[0-9a-f]{16}")
 FILES = ("state.json", "tensors.safetensors")
 DRAFT = ".draft"  # the beginning of the names of what is not in place yet, or not any more
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint holds, read and verified."""
+
+    folder: Path
+    state: dict[str, Any]
+    tensors: dict[str, Tensor]
 
 
 def write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
@@ -49,7 +57,7 @@ def write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep:
     return place
 
 
-def read(folder: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
+def read(folder: Path) -> Checkpoint:
     """Read a checkpoint, the latest of a run or the given one, and refuse it if anything is damaged."""
     folder = _locate(folder)
     if reason := damage(folder):
@@ -64,7 +72,7 @@ def read(folder: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
             )
         tensors = tensor_files.read(folder / "tensors.safetensors")
         tensors |= {name: tensors[original] for name, original in state["aliases"].items()}
-    return folder, state, tensors
+    return Checkpoint(folder, state, tensors)
 
 
 @contextmanager

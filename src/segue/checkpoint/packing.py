@@ -5,6 +5,8 @@ A checkpoint is one JSON tree and one flat table of tensors; where a tensor was,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,8 @@ class TensorBag:
             return self.tensors[content].clone()
         if kind == "dict":
             return {self.unpack(key): self.unpack(value) for key, value in content}
+        if kind not in ("list", "tuple"):
+            raise ValueError(f"it has a part of the unknown kind {kind!r}")
         items = [self.unpack(item) for item in content]
         return tuple(items) if kind == "tuple" else items
 
@@ -79,11 +83,18 @@ def require_same_shapes(targets: dict[str, Tensor], stored: dict[str, Tensor]) -
             )
 
 
-def copy_(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
-    """Copy stored tensors into a model's."""
-    with torch.no_grad():
-        for name, target in targets.items():
-            target.copy_(tensor_files.sharded_like(stored[name], target))
+def copy_(targets: dict[str, Tensor], stored: dict[str, Tensor], undo: list[Callable[[], Any]]) -> None:
+    """Move stored tensors into a model's, and note how to bring back what they held; memory holds no third copy for long."""
+    for name, target in targets.items():
+        here = target.to_local() if hasattr(target, "to_local") else target  # this rank's part of a sharded tensor
+        if not here.is_meta:
+            undo.append(partial(_overwrite, here.detach(), here.detach().to("cpu", copy=True)))
+        _overwrite(target, tensor_files.sharded_like(stored.pop(name), target))
+
+
+@torch.no_grad()
+def _overwrite(target: Tensor, value: Tensor) -> None:
+    target.copy_(value)
 
 
 def with_shared(stored: dict[str, Tensor], targets: dict[str, Tensor]) -> dict[str, Tensor]:

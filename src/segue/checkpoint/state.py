@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from segue.checkpoint import folders, packing
+from segue.checkpoint import folders, packing, precision, restoring
+from segue.checkpoint.folders import Checkpoint
 from segue.checkpoint.packing import TensorBag
+from segue.checkpoint.restoring import Undo
 from segue.core import randomness, surgery, tensor_files
 from segue.core.building import build_students
 from segue.core.handover import Handover, replace_
@@ -35,9 +39,10 @@ def save(
     A handover is saved without its teachers: students, plan, step and random states, and the part of the backbone that trains.
     A finalized model is saved completely. The `keep` newest checkpoints stay; in a distributed run rank 0 writes.
     """
+    model = target.model if isinstance(target, Handover) else target
     state, tensors = _handover_state(target) if isinstance(target, Handover) else _model_state(target)
     bag = TensorBag(tensors)
-    state |= _pack(bag, optimizer=optimizer, lr_scheduler=lr_scheduler)
+    state |= _pack(bag, model, optimizer=optimizer, lr_scheduler=lr_scheduler)
     if isinstance(target, Handover):
         state["random"] = bag.pack(randomness.states_of_every_rank(), "random")
     if missing := unsaved(state["segue"]["plan"]):
@@ -61,33 +66,45 @@ def load_(
 
     In a plain model, rebuild what was saved and return it: the running Handover, or the finalized model. A Handover is set
     to the saved step, with its optimizer and learning-rate scheduler, and returned. `given` supplies the parts of the plan
-    that could not be saved (`student=my_factory`).
+    that could not be saved (`student=my_factory`). A model that had been cast is cast again. Everything is read and checked
+    first: a call that fails changes nothing.
     """
-    folder, state, tensors = folders.read(Path(folder))
+    saved = folders.read(Path(folder))
     if isinstance(target, Handover):
-        _require_kind(state, "handover", folder)
-        _restore(target, state, tensors, optimizer, lr_scheduler)
+        restore_handover_(target, saved, optimizer=optimizer, lr_scheduler=lr_scheduler)
         return target
     surgery.refuse_wrapped(target)
-    if state["kind"] == "model":
-        stored = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
-        return rebuild_(target, state["segue"], stored, given)
-    plan = Plan.from_dict(state["segue"]["plan"], **given)
-    if optimizer is not None or lr_scheduler is not None:
-        raise CheckpointError(
-            "an optimizer cannot be loaded together with a plain model.",
-            "It cannot hold the students, which this call is about to make.",
-            "first handover = segue.load_(model, folder); then build the optimizer from handover.parameters() and call "
-            "segue.load_(handover, folder, optimizer=optimizer).",
-        )
-    teachers = {site.name: surgery.teacher_at(target, site).state_dict() for site in select(target, plan.sites)}
-    _check_hashes({name: tensor_files.fingerprint(teacher) for name, teacher in teachers.items()}, state["segue"]["teachers"])
-    handover = replace_(target, plan, total_steps=state["segue"]["total_steps"])
-    try:
-        _restore(handover, state, tensors, None, None)
-    except BaseException:
-        handover.cancel_()
-        raise
+    with folders.understood(saved.folder), restoring.undoing() as undo:
+        restoring.keep_random_states(undo)  # a user's student may draw from any of them
+        if saved.state["kind"] == "model":
+            stored = {name.removeprefix("model/"): value for name, value in saved.tensors.items() if name.startswith("model/")}
+            return rebuild_(target, saved.state["segue"], stored, given)
+        _require_kind(saved, "handover")
+        plan = Plan.from_dict(saved.state["segue"]["plan"], **given)
+        if optimizer is not None or lr_scheduler is not None:
+            raise CheckpointError(
+                "an optimizer cannot be loaded together with a plain model.",
+                "It cannot hold the students, which this call is about to make.",
+                "first handover = segue.load_(model, folder); then build the optimizer from handover.parameters() and call "
+                "segue.load_(handover, folder, optimizer=optimizer).",
+            )
+        handover = _replace_as_saved_(target, plan, saved, undo)
+        restore_handover_(handover, saved)
+        return handover
+
+
+def _replace_as_saved_(model: nn.Module, plan: Plan, saved: Checkpoint, undo: Undo) -> Handover:
+    """Start the handover of a checkpoint; a model that was cast before it began, or while it ran, is cast here too."""
+    record, sites = saved.state["segue"], select(model, plan.sites)
+    dtype = precision.dtype_of({name: value for name, value in saved.tensors.items() if name.startswith("students/")})
+    if precision.teacher_hashes(model, sites, dtype) == record["teachers"] != precision.teacher_hashes(model, sites):
+        assert dtype is not None  # otherwise the two would be equal
+        precision.cast_(model, dtype, undo)
+    _check_hashes(precision.teacher_hashes(model, sites), record["teachers"])
+    handover = replace_(model, plan, total_steps=record["total_steps"])
+    undo.append(handover.cancel_)
+    if dtype is not None and dtype != precision.dtype_of(_handover_tensors(handover)):
+        precision.cast_(model, dtype, undo)
     return handover
 
 
@@ -102,28 +119,35 @@ def save_training(
 ) -> Path:
     """Save a plain model in the middle of its training, with everything that a resume needs."""
     bag = TensorBag(_model_tensors(model))
-    state = {"kind": "training", "segue": {"step": step}, **_pack(bag, optimizer=optimizer, lr_scheduler=lr_scheduler)}
+    state = {"kind": "training", "segue": {"step": step}, **_pack(bag, model, optimizer=optimizer, lr_scheduler=lr_scheduler)}
     state["random"] = bag.pack(randomness.states_of_every_rank(), "random")
     return packing.write(Path(folder), state, bag.tensors, keep)
 
 
 def load_training_(model: nn.Module, folder: str | os.PathLike[str], *, optimizer: Optimizer, lr_scheduler: Any = None) -> int:
-    """Restore the training of a plain model, and return its step."""
-    folder, state, tensors = folders.read(Path(folder))
-    _require_kind(state, "training", folder)
-    _restore_tensors(_model_tensors(model), "model/", state, tensors, optimizer=optimizer, lr_scheduler=lr_scheduler)
-    randomness.restore_this_rank(TensorBag(tensors).unpack(state["random"]))
-    return int(state["segue"]["step"])
+    """Restore the training of a plain model, and return its step; a call that fails changes nothing."""
+    return restore_training_(model, folders.read(Path(folder)), optimizer=optimizer, lr_scheduler=lr_scheduler)
 
 
 def saved_step(folder: str | os.PathLike[str]) -> int:
     """Return the step of the latest checkpoint in a folder."""
-    _, state, _ = folders.read(Path(folder))
-    return int(state["segue"]["step"])
+    return step_of(folders.read(Path(folder)))
 
 
-def _pack(bag: TensorBag, **parts: Any) -> dict[str, Any]:
-    return {name: bag.pack(part.state_dict(), name) for name, part in parts.items() if part is not None}
+def step_of(saved: Checkpoint) -> int:
+    """Return the step of a checkpoint."""
+    with folders.understood(saved.folder):
+        step = saved.state["segue"]["step"]
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"its step is {step!r}")
+        return step
+
+
+def _pack(bag: TensorBag, model: nn.Module, **parts: Any) -> dict[str, Any]:
+    packed = {name: bag.pack(part.state_dict(), name) for name, part in parts.items() if part is not None}
+    if isinstance(optimizer := parts.get("optimizer"), Optimizer):
+        packed["parameters"] = restoring.parameters_of(optimizer, model)
+    return packed
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -162,49 +186,58 @@ def _backbone_hash(handover: Handover) -> str:
     return handover.backbone_hash
 
 
-def _restore(
-    handover: Handover, state: dict[str, Any], tensors: dict[str, Tensor], optimizer: Optimizer | None, lr_scheduler: Any
-) -> None:
-    _check_hashes(handover.teacher_hashes, state["segue"]["teachers"])
-    if _backbone_hash(handover) != state["backbone"]:
-        raise CheckpointError(
-            f"this {type(handover.model).__name__} is not the model of the checkpoint.",
-            "The weights around the sites differ from those it was trained with.",
-            "load the same pretrained model first. Nothing was changed.",
-        )
-    prefixes = ("students/", "backbone/")
-    _restore_tensors(_handover_tensors(handover), prefixes, state, tensors, optimizer=optimizer, lr_scheduler=lr_scheduler)
-    if state["schedule"] is not None:
-        handover.plan.schedule.load_state_dict(state["schedule"])  # type: ignore[attr-defined]
-    if handover.total_steps is None and state["segue"]["total_steps"] is not None:
-        handover.total_steps = state["segue"]["total_steps"]
-    handover.resume_at(state["segue"]["step"])
-    randomness.restore_this_rank(TensorBag(tensors).unpack(state["random"]))
-
-
-def _restore_tensors(
-    targets: dict[str, Tensor], prefixes: str | tuple[str, ...], state: dict[str, Any], tensors: dict[str, Tensor], **parts: Any
-) -> None:
-    """Copy the saved tensors into the model, and the saved state into the optimizer and the learning-rate scheduler."""
-    stored = {name: value for name, value in tensors.items() if name.startswith(prefixes)}
-    packing.require_same_shapes(targets, stored)
-    for what, part in parts.items():
-        if part is not None and state.get(what) is None:
+def restore_handover_(handover: Handover, saved: Checkpoint, **parts: Any) -> None:
+    """Set a handover, and its optimizer and learning-rate scheduler, to what a checkpoint holds."""
+    _require_kind(saved, "handover")
+    state, schedule = saved.state, handover.plan.schedule
+    with folders.understood(saved.folder):
+        targets, teachers = _handover_tensors(handover), state["segue"]["teachers"]
+        place = "first" if handover.teacher_hashes == teachers else "the model before segue.replace_"
+        precision.require_same(targets, saved.tensors, place)
+        _check_hashes(handover.teacher_hashes, teachers)
+        if _backbone_hash(handover) != state["backbone"]:
             raise CheckpointError(
-                f"the checkpoint has no state of the {what}.",
-                f"It was saved without {what}=.",
-                f"save it too: segue.save(handover, folder, {what}={what}). Nothing was changed.",
+                f"this {type(handover.model).__name__} is not the model of the checkpoint.",
+                "The weights around the sites differ from those it was trained with.",
+                "load the same pretrained model first. Nothing was changed.",
             )
-    packing.copy_(targets, stored)
-    for what, part in parts.items():
-        if part is not None:
-            saved = TensorBag(tensors).unpack(state[what])
-            part.load_state_dict(packing.sharded_state(saved, part) if isinstance(part, Optimizer) else saved)
+    with _restoring(handover.model, targets, saved, **parts) as undo:
+        if state["schedule"] is not None:
+            restoring.load_part(schedule, "schedule", state["schedule"], undo)
+        total = state["segue"]["total_steps"] if handover.total_steps is None else None
+        handover.resume_at(step_of(saved), total)
+
+
+def restore_training_(model: nn.Module, saved: Checkpoint, **parts: Any) -> int:
+    """Set the training of a plain model to what a checkpoint holds, and return its step."""
+    _require_kind(saved, "training")
+    step, targets = step_of(saved), _model_tensors(model)
+    precision.require_same(targets, saved.tensors, "first")
+    with _restoring(model, targets, saved, **parts):
+        return step
+
+
+@contextmanager
+def _restoring(model: nn.Module, targets: dict[str, Tensor], saved: Checkpoint, **parts: Any) -> Iterator[Undo]:
+    """Check all of a checkpoint, then write tensors, parts and random states, and let a `with` block write the rest."""
+    _, state, tensors = saved
+    with folders.understood(saved.folder), restoring.undoing() as undo:
+        stored = {name: value for name, value in tensors.items() if name.startswith(("students/", "backbone/", "model/"))}
+        packing.require_same_shapes(targets, stored)
+        given = {what: part for what, part in parts.items() if part is not None}
+        states = {what: restoring.state_of(part, what, state, tensors, model) for what, part in given.items()}
+        random = restoring.random_states(state, tensors)
+        for what, part in given.items():
+            restoring.load_part(part, what, states[what], undo)
+        restoring.keep_random_states(undo)
+        randomness.restore_this_rank(random)
+        packing.copy_(targets, stored, undo)
+        yield undo
 
 
 def rebuild_(model: nn.Module, record: dict[str, Any], stored: dict[str, Tensor], given: dict[str, Any]) -> nn.Module:
     """Put students into a fresh model of the same architecture and load every weight."""
-    with all_or_nothing(model):
+    with all_or_nothing(model), restoring.undoing() as undo:
         for earlier in _in_order(record):
             plan = Plan.from_dict(earlier["plan"], **given)
             sites = select(model, plan.sites)
@@ -217,8 +250,8 @@ def rebuild_(model: nn.Module, record: dict[str, Any], stored: dict[str, Tensor]
         targets = packing.tensor_state(model)
         stored = packing.with_shared(stored, targets)
         packing.require_same_shapes(targets, stored)
-    packing.copy_(targets, stored)
-    model.segue = record  # type: ignore[assignment]
+        packing.copy_(targets, stored, undo)
+        model.segue = record  # type: ignore[assignment]
     return model
 
 
@@ -240,10 +273,11 @@ def _check_hashes(found: dict[str, str], saved: dict[str, str]) -> None:
 CONTENTS = {"handover": "a running handover", "model": "a finalized model", "training": "a plain model in training"}
 
 
-def _require_kind(state: dict[str, Any], kind: str, folder: Path) -> None:
-    if state["kind"] != kind:
+def _require_kind(saved: Checkpoint, kind: str) -> None:
+    found = str(saved.state.get("kind"))
+    if found != kind:
         raise CheckpointError(
-            f"{folder} does not hold {CONTENTS[kind]}.",
-            f"It holds {CONTENTS.get(state['kind'], state['kind'])}.",
+            f"{saved.folder} does not hold {CONTENTS[kind]}.",
+            f"It holds {CONTENTS.get(found, found)}.",
             "load it into a plain model: segue.load_(model, folder).",
         )

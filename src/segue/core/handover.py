@@ -137,14 +137,20 @@ class Handover:
         self.auxiliary.refuse_unused()
         self._go_to(self.steps_done + 1)
 
-    def resume_at(self, step: int) -> None:
+    def resume_at(self, step: int, total_steps: int | None = None) -> None:
         """Set the handover to a step of an earlier process, whose forwards have compared the two sides."""
+        total = self._total_steps if total_steps is None else checked_total(total_steps)
+        self._follow(step_state(self.plan, self.sites, step, total))  # refuses before it changes anything
+        self._total_steps = total
         for seam in self.seams.values():
             seam.configure(compared=step > 0)
-        self._go_to(step)
+        self._arrive_at(step)
 
     def _go_to(self, step: int) -> None:
         self._follow(step_state(self.plan, self.sites, step, self._total_steps))
+        self._arrive_at(step)
+
+    def _arrive_at(self, step: int) -> None:
         self.steps_done = step
         self._optimizers.forget(step)
         for seam in self.seams.values():
