@@ -45,6 +45,16 @@ def test_noise_never_changes_between_versions():
     assert Noise(0, 0, "blocks.0.attn").uniform() == pytest.approx(0.9996827979946112, abs=1e-15)
 
 
+def test_draws_never_change_between_versions():
+    noise = Noise(0, 0, "s")
+    u = noise.uniform()
+    assert u > 0.5  # then alpha = 1 - u is exact
+    assert [Bernoulli()(alpha, noise) for alpha in (1 - u + 2**-53, 1 - u, 1 - u - 2**-53)] == [0.0, 0.0, 1.0]
+    odds = 0.25 / 0.75 * u / (1 - u)
+    assert GumbelSoftmax()(0.75, noise) == pytest.approx(odds / (1 + odds), abs=1e-15)
+    assert GumbelSoftmax(temperature=0.5)(0.75, noise) == pytest.approx(odds**2 / (1 + odds**2), abs=1e-15)
+
+
 @pytest.mark.parametrize("gate", GATES, ids=repr)
 def test_endpoints_are_exact(gate):
     for noise in (None, Noise(0, 0, "s"), Noise(1, 5, "s")):
@@ -99,6 +109,19 @@ def test_the_mean_of_the_soft_coin_is_exact_at_every_temperature(alpha, temperat
     assert math.fsum(weight * probability for weight, probability in gate.nodes(alpha)) == pytest.approx(
         gate(alpha, None), abs=3e-9
     )
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.3, 0.99, 1.0, 4.0])
+@pytest.mark.parametrize("alpha", [0.9, 0.3])
+def test_the_nodes_of_the_soft_coin_are_probabilities_and_so_is_every_second(alpha, temperature):
+    nodes = GumbelSoftmax(temperature=temperature).nodes(alpha)
+    assert math.fsum(probability for _, probability in nodes) == pytest.approx(1, abs=1e-12)
+    for half in (nodes[::2], nodes[1::2]):
+        assert 2 * math.fsum(probability for _, probability in half) == pytest.approx(1, abs=0.01)
+
+
+def test_a_soft_coin_without_chance_has_one_node():
+    assert [GumbelSoftmax().nodes(alpha) for alpha in (0.0, 1.0)] == [((1.0, 1.0),), ((0.0, 1.0),)]
 
 
 def test_the_mean_costs_the_same_at_every_temperature(monkeypatch):

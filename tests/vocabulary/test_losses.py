@@ -7,6 +7,7 @@ from segue.errors import PlanError
 from segue.losses import (
     CkaGuidance,
     CosineGuidance,
+    FeatureAxis,
     FeatureGuidance,
     GramGuidance,
     LogitDistillation,
@@ -99,6 +100,14 @@ def test_logit_distillation_is_hintons():
     torch.testing.assert_close(LogitDistillation()(t, s, None), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_logits_are_compared_in_float32_at_least(dtype):
+    t, s = (10 * torch.randn(2, 6, 50, generator=torch.Generator().manual_seed(0))).to(dtype)
+    loss = LogitDistillation()(t, s, None)
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert loss.item() == pytest.approx(LogitDistillation()(t.double(), s.double(), None).item(), rel=1e-5)
+
+
 def test_distillation_per_token_leaves_padding_out():
     t, s = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
@@ -138,3 +147,5 @@ def test_impossible_losses_are_refused(make, says):
 def test_a_wrapper_passes_weight_and_schedule_on():
     wrapped = OnTeacherStream(then=FeatureGuidance(weight=3.0, schedule=constant(0.5)))
     assert weight_at(wrapped, 0.0, Site("x")) == 1.5
+    inside = OnTeacherStream(then=FeatureAxis(axis=1, then=FeatureGuidance(weight=3.0, schedule=constant(0.5))))
+    assert weight_at(inside, 0.9, Site("x")) == weight_at(inside.then, 0.9, Site("x")) == 1.5

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from segue.errors import PlanError
+from segue.border import checked
 from segue.students.attention.mixer import Mixer, repeat_heads
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
@@ -41,6 +41,7 @@ def _transform(x: Tensor) -> Tensor:
     return spectrum.real
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Fourier(Operator):
     """Fourier mixing between the value and the output projection; no queries and keys, no weights of its own.
@@ -54,14 +55,6 @@ class Fourier(Operator):
     mixer_class = FourierMixer
 
     across: Literal["head", "width"] = "head"
-
-    def __post_init__(self) -> None:
-        if self.across not in ("head", "width"):
-            raise PlanError(
-                f"Fourier(across={self.across!r}) is not valid.",
-                "The choices are 'head' and 'width'.",
-                "'head' transforms each head by itself, 'width' all heads together, as FNet does.",
-            )
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
         return FourierMixer(self.across)
