@@ -66,6 +66,7 @@ class Handover:
         self._total_steps = total_steps
         self._ended: str | None = None
         self.backbone_hash: str | None = None  # taken at the first save
+        self.on_release: Callable[[str, nn.Module], None] | None = None  # called with a teacher that is about to be released
         self.refuses_unreached = plan.unreached == "error"
         self._compiled = False  # the root model has been compiled, not only parts of it
         self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -189,6 +190,8 @@ class Handover:
             if self._compiled and not (seam.state.closed_in_graph and seam.state.watch is Watch.NOTHING):
                 continue  # compiled code still computes it, until its group closes
             if closed_for_good(self.plan, site, self.steps_done, self._total_steps):
+                if self.on_release is not None:
+                    self.on_release(site.name, seam.require_teacher())
                 gone.append(seam.release_teacher())
                 self._backbone.forget(gone[-1])
         surgery.free(gone, self.model)

@@ -97,6 +97,12 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor that may be sharded over ranks."""
+    held: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return held.detach()
+
+
 def sharded_like(value: Tensor, target: Tensor) -> Tensor:
     """Shard a full tensor over ranks as its target is sharded."""
     if not hasattr(target, "full_tensor"):

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
+from segue.core.tensor_files import local
 from segue.sites import is_seam
 
 
@@ -59,7 +60,7 @@ class StepBuffers:
                 delattr(module, name)
             for name, buffer in kept.items():
                 module._buffers[name] = None if buffer is None else buffer.tensor
-                if buffer is not None and not torch.equal(buffer.tensor, buffer.values):
+                if buffer is not None and not same_bits(buffer.tensor, buffer.values):
                     buffer.tensor.copy_(buffer.values)
 
     def _modules(self) -> Iterator[nn.Module]:
@@ -70,7 +71,7 @@ class StepBuffers:
     def _copy(self, tensor: Tensor | None) -> Kept | None:
         if tensor is None:
             return None
-        self.copied += tensor.nbytes
+        self.copied += tensor.numel() * tensor.element_size()
         return Kept(tensor, _version(tensor), tensor.detach().clone())
 
     @staticmethod
@@ -82,10 +83,17 @@ class StepBuffers:
                 changed = (now is None) != (kept is None)
             else:
                 changed = now is not kept.tensor or _version(now) != kept.version
-                changed = changed or (compare and not torch.equal(now, kept.values))
+                changed = changed or (compare and not same_bits(now, kept.values))
             if changed:
                 return True
         return False
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors of one kind are equal bit for bit, also in NaN and in the sign of zero."""
+    if a.shape != b.shape or a.layout != torch.strided:
+        return False
+    return torch.equal(*(local(x).reshape(-1).contiguous().view(torch.uint8) for x in (a, b)))
 
 
 def _version(tensor: Tensor) -> int:

@@ -21,6 +21,7 @@ from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import full
 from segue.errors import CheckpointError
 from segue.plan import Plan
+from segue.sites import select
 from segue.training import distributed, nonfinite
 from segue.training.batches import Stream
 from segue.training.buffers import StepBuffers
@@ -30,6 +31,7 @@ from segue.training.progress import Progress
 from segue.training.recipe import Recipe
 from segue.training.resume import Checkpoints, Interruption
 from segue.training.tasks import LossFn, Scores
+from segue.training.undo import Undo, remove_released
 from segue.training.weights import FiniteWeights
 
 EVALUATIONS = 20
@@ -76,18 +78,25 @@ def fit(
     returns; `on_eval(metrics)` is called with the result.
     With a `folder`, metrics go to metrics.jsonl and the state to checkpoints/, ten times a run or every `checkpoint_every`
     steps, on Ctrl-C and on SIGTERM; `resume=True` continues from there bit for bit. When fit fails or is stopped, the model is
-    as it was before, and what it learned is in the checkpoint. Launched in several processes, each takes its part of every
+    as it was before (unless FSDP2 has sharded it), and what it learned is in the checkpoint. Launched in several processes, each takes its part of every
     batch; with `split_batches=False` each process reads batches of its own.
     """
     path = None if folder is None else Path(folder)
     accelerator = distributed.accelerator(recipe, trackers, path)
     processes = Processes(accelerator.device, accelerator.process_index, accelerator.num_processes, split=split_batches)
+    if plan is not None:
+        select(model, plan.sites)  # a plan that does not fit is refused before a folder is made
     with locked_on_rank_0(path), locked_on_rank_0(path and path / "checkpoints"):  # no other process trains or saves there
         stream = Stream(batches, seed=recipe.seed)
         total = recipe.total_steps(stream.per_epoch)
         checkpoints = Checkpoints(path, checkpoint_every, total, resume=resume)
-        handover = None if plan is None else replace_(model, plan, total_steps=total)
-        try:
+        if accelerator.is_main_process:
+            remove_released(path)
+        sharded = processes.world > 1 and recipe.shard
+        with Undo(model, copies_weights=plan is None, folder=path, sharded=sharded) as undo:
+            handover = None if plan is None else replace_(model, plan, total_steps=total)
+            if handover is not None:
+                undo.follow(handover)
             loop = Loop(model, handover, stream, loss_fn, recipe, total, accelerator, processes)
             evaluator = None
             if validation is not None:
@@ -97,11 +106,6 @@ def fit(
             monitor = Monitor(loop, evaluator, log, measure, on_eval)
             name = progress if accelerator.is_main_process else None
             _run(loop, monitor, checkpoints, evaluation_steps(evaluations, total), name)
-        except BaseException:
-            sharded = processes.world > 1 and recipe.shard
-            if handover is not None and not sharded and all(seam.teacher is not None for seam in handover.seams.values()):
-                handover.cancel_()
-            raise
         per_epoch = max(1, loop.batches_per_epoch // recipe.accumulate)
         return Fit(model, handover, total, per_epoch, log.history, loop.seconds, loop.skipped)
 
@@ -162,6 +166,7 @@ class Loop:
         self.parameters = [parameter for _, parameter in trained]
         self.raw_optimizer = recipe.optimizer(trained)
         self.optimizer = accelerator.prepare_optimizer(self.raw_optimizer)
+        self.raw_optimizer.zero_grad()  # gradients of the user's own backward are not part of the first step
         self.buffers = StepBuffers(self._with_buffers()) if recipe.on_nan == "skip" else None
         self.weights = FiniteWeights(model, handover, processes)
         self.means = RunningMeans([] if handover is None else list(handover.seams), accelerator.device)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from segue.core.blending import tensors
 from segue.core.handover import Handover
+from segue.core.tensor_files import local
 from segue.errors import TrainingError
 from segue.training.distributed import Processes
 from segue.training.tasks import LossFn
@@ -46,13 +47,7 @@ def _before_the_forward(model: nn.Module, handover: Handover | None, batches: li
 
 
 def _first(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    return next((name for name, tensor in named if not bool(torch.isfinite(_local(tensor)).all())), None)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a sharded tensor."""
-    local = getattr(tensor, "to_local", None)
-    return tensor.detach() if local is None else local().detach()
+    return next((name for name, tensor in named if not bool(torch.isfinite(local(tensor)).all())), None)
 
 
 def _first_output(handover: Handover, batch: Any, loss_fn: LossFn) -> str | None:

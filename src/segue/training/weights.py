@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from segue.core.blending import blendable
 from segue.core.handover import Handover
+from segue.core.tensor_files import local
 from segue.errors import TrainingError
 from segue.sites import is_seam
 from segue.training.distributed import Processes
@@ -46,7 +47,7 @@ class FiniteWeights:
     def _broken(self) -> list[str]:
         """Return the names of what is not finite in any process, with one synchronisation for all of them."""
         named = dict(self._named())
-        flags = self.processes.total(_not_finite([_local(tensor) for tensor in named.values()], self.processes.device))
+        flags = self.processes.total(_not_finite([local(tensor) for tensor in named.values()], self.processes.device))
         return [name for name, flag in zip(named, flags.tolist(), strict=True) if flag]
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
@@ -72,9 +73,3 @@ def _not_finite(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
         largest = torch._foreach_norm(numbers, float("inf"))
         flags[filled] = torch.stack([(~torch.isfinite(norm)).float().to(device) for norm in largest])
     return flags
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a sharded tensor."""
-    local = getattr(tensor, "to_local", None)
-    return tensor.detach() if local is None else local().detach()
