@@ -77,9 +77,9 @@ def fit(
     the blend and for the students alone, and adds the similarity of both sides at every site and what `measure(handover)`
     returns; `on_eval(metrics)` is called with the result.
     With a `folder`, metrics go to metrics.jsonl and the state to checkpoints/, ten times a run or every `checkpoint_every`
-    steps, on Ctrl-C and on SIGTERM; `resume=True` continues from there bit for bit. When fit fails or is stopped, the model is
-    as it was before (unless FSDP2 has sharded it), and what it learned is in the checkpoint. Launched in several processes, each takes its part of every
-    batch; with `split_batches=False` each process reads batches of its own.
+    steps, on Ctrl-C and on SIGTERM; `resume=True` continues from there bit for bit. When fit fails or is stopped, the model
+    is as it was before (unless FSDP2 has sharded it), and what it learned is in the checkpoint. Launched in several
+    processes, each takes its part of every batch; with `split_batches=False` each process reads batches of its own.
     """
     path = None if folder is None else Path(folder)
     accelerator = distributed.accelerator(recipe, trackers, path)
