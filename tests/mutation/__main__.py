@@ -2,6 +2,7 @@
 
     make mutants                                              the sample, as far as it is not known
     .venv/bin/python -m tests.mutation --only core/seam.py    its part in some files
+    .venv/bin/python -m tests.mutation --budget 60            a first look: the fastest tests alone
 
 A mutant is run against the tests of its room that reach its line, the fastest first, until one fails. What was found is kept
 in results.jsonl by the text of the mutant and of its function: the command resumes where it was stopped, and repeats only the
@@ -70,9 +71,9 @@ class Results:
         self.path.write_text("".join(sorted(lines)), encoding="utf-8")
 
 
-def run(mutant: Mutant, room: RoomTests, warm: Warm) -> dict[str, Any]:
+def run(mutant: Mutant, room: RoomTests, warm: Warm, budget: float) -> dict[str, Any]:
     """Plant a mutant in the copy of the repository, run the tests that reach it, and take it out again."""
-    tests = room.of(mutant)
+    tests = room.of(mutant, budget)
     if not tests:
         return {"caught": False, "by": "", "seconds": 0.0}
     limits = {test: max(PATIENCE, TIMES * seconds) for test, seconds in tests.items()}
@@ -83,12 +84,12 @@ def run(mutant: Mutant, room: RoomTests, warm: Warm) -> dict[str, Any]:
         compiled.unlink()
     place.write_text(mutant.source, encoding="utf-8")
     try:
-        answer = warm.run(paths, limit=120 + TIMES * sum(tests.values()), tests=limits)
+        answer = warm.run(paths, limit=600 + TIMES * sum(tests.values()), tests=limits)
     finally:
         place.write_text(original, encoding="utf-8")
     if answer["code"] not in (0, 1, 2, OUT_OF_TIME) or (answer["code"] in (1, 2) and not answer["failed"]):
         raise SystemExit(f"The tests did not run (code {answer['code']}) for {mutant.key}; see {WORK / 'log'}.")
-    by = "time" if answer["code"] == OUT_OF_TIME else answer["failed"]
+    by = f"time: {answer['failed']}" if answer["code"] == OUT_OF_TIME else answer["failed"]
     return {"caught": bool(by), "by": by, "seconds": answer["seconds"]}
 
 
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300, help="Number of mutants.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the sample.")
     parser.add_argument("--only", nargs="+", default=[], help="Files below src/segue.")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="Seconds of tests for each mutant; all by default.")
     options = parser.parse_args()
 
     WORK.mkdir(exist_ok=True)
@@ -124,7 +126,7 @@ def main() -> None:
         room = RoomTests(name, folders, sources[name])
         warm = Warm(room.loaded)
         for i, mutant in enumerate(todo, 1):
-            found = run(mutant, room, warm)
+            found = run(mutant, room, warm, options.budget)
             results.add(mutant, **found)
             print(
                 f"{i:4}/{len(todo)} {found['seconds']:6.1f}s {found['by'] or 'SURVIVED':60.60} {mutant.line} {mutant.key}",

@@ -95,8 +95,11 @@ class RoomTests:
         self.loaded = list(dict.fromkeys([*self.loaded, *measured["loaded"]]))
         self.cache.write_text(json.dumps({"digests": self.digests, "tests": self.tests, "loaded": self.loaded}))
 
-    def of(self, mutant: Mutant) -> dict[str, float]:
-        """Return the tests that reach a mutant and their seconds, the fastest first; then those of which that is not known."""
+    def of(self, mutant: Mutant, budget: float) -> dict[str, float]:
+        """Return the tests that reach a mutant and their seconds, the fastest first; then those of which that is not known.
+
+        The sum of their seconds stays within the budget, except for the first.
+        """
         reaching, unknown = {}, {}
         for test, facts in self.tests.items():
             functions = facts["lines"].get(mutant.file, {})
@@ -107,7 +110,12 @@ class RoomTests:
             elif "processes" in facts["marks"] or (functions and "slow" in facts["marks"]):  # they compile, or run elsewhere
                 unknown[test] = facts["seconds"]
         fastest = [sorted(tests.items(), key=lambda test: test[1]) for tests in (reaching, unknown)]
-        return dict(fastest[0] + fastest[1])
+        found: dict[str, float] = {}
+        for test, seconds in fastest[0] + fastest[1]:
+            if found and sum(found.values()) + seconds > budget:
+                break
+            found[test] = seconds
+        return found
 
 
 def _by_function(source: str, lines: list[int]) -> dict[str, Any]:
