@@ -206,12 +206,16 @@ def calm_gpt2(**settings: Any) -> nn.Module:
     return models.gpt2(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0, **settings)
 
 
+def untied_gpt2(**settings: Any) -> nn.Module:
+    return calm_gpt2(tie_word_embeddings=False, **settings)
+
+
 decoders = pytest.mark.parametrize(
     ("make", "sites"),
     [
         (calm_gpt2, "transformer.h.*.attn"),
         (calm_gpt2, "transformer.h.*"),
-        (calm_gpt2, "transformer"),
+        (untied_gpt2, "transformer"),
         (models.llama, "model.layers.*.self_attn"),
         (models.llama, "model.layers.*"),
         (models.llama, "model"),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import segue
-from segue.errors import HandoverError
+from segue.errors import HandoverError, SiteError
 from tests.helpers.tiny import SITES, Attention, Net, batch, optimizer_for, start, train
 
 
@@ -69,3 +69,65 @@ def test_a_second_handover_in_one_model_is_refused():
         "  Another one is running in this model; it has a seam at 'blocks.0.attn'.\n"
         "  Hint: put all sites in one plan (PerSite gives them schedules of their own), or finish the first."
     )
+
+
+class Tied(nn.Module):
+    """An embedding, two projections and a head, some of them tied."""
+
+    def __init__(self, *tied: str) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, 8)
+        self.inner = nn.ModuleDict({"up": nn.Linear(8, 8, bias=False), "down": nn.Linear(8, 8, bias=False)})
+        self.head = nn.Linear(8, 6, bias=False)
+        if "head" in tied:
+            self.head.weight = self.embed.weight
+        if "inner" in tied:
+            self.inner.down.weight = self.inner.up.weight
+        if "memory" in tied:
+            self.inner.down.weight.data = self.inner.up.weight.data
+
+    def forward(self, tokens):
+        return self.head(self.inner.down(self.inner.up(self.embed(tokens)))).mean(1)
+
+
+TIED = {
+    "a site with the backbone": (("head",), "head", "head", "head.weight", "embed.weight"),
+    "the backbone with a site": (("head",), "embed", "embed", "embed.weight", "head.weight"),
+    "two sites": (("inner",), "inner.*", "inner.down", "inner.down.weight", "inner.up.weight"),
+    "two parameters on one memory": (("memory",), "inner.*", "inner.down", "inner.down.weight", "inner.up.weight"),
+}
+
+
+@pytest.mark.parametrize("case", TIED)
+def test_a_parameter_that_a_site_shares_with_another_part_is_refused(case):
+    tied, sites, site, name, other = TIED[case]
+    model = Tied(*tied)
+    state = {name: (id(p), p.requires_grad) for name, p in model.named_parameters(remove_duplicate=False)}
+    with pytest.raises(SiteError) as error:
+        segue.replace_(model, segue.Plan(sites=sites))
+    place = name.removesuffix(".weight")
+    assert str(error.value) == (
+        f"site {site!r} shares the parameter {name!r} with another part of the model.\n"
+        f"  It is also {other!r}. A student has parameters of its own, so the finished model would not be tied.\n"
+        f"  Hint: choose one site that contains both, or untie them before: with module = model.get_submodule({place!r}), "
+        "module.weight = nn.Parameter(module.weight.detach().clone()). Nothing was changed."
+    )
+    assert state == {name: (id(p), p.requires_grad) for name, p in model.named_parameters(remove_duplicate=False)}
+    module = model.get_submodule(place)
+    module.weight = nn.Parameter(module.weight.detach().clone())  # what the hint says
+    segue.replace_(model, segue.Plan(sites=sites)).finalize_(force=True)
+
+
+def test_a_layer_of_a_span_that_has_another_name_is_refused():
+    model = Net(depth=2)
+    model.again = model.blocks[1]
+    with pytest.raises(SiteError, match=r"site 'blocks.0' shares the parameter 'blocks.1.norm.weight'[\s\S]+also 'again.norm"):
+        segue.replace_(model, segue.Plan(sites=segue.Span("blocks")))
+
+
+def test_parameters_that_are_tied_inside_a_site_or_outside_all_stay_tied():
+    model = Tied("head", "inner")
+    handover = segue.replace_(model, segue.Plan(sites="inner", student=segue.students.Reinit()), total_steps=4)
+    handover.finalize_(force=True)
+    assert model.inner.up.weight is model.inner.down.weight
+    assert model.head.weight is model.embed.weight

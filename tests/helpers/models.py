@@ -203,7 +203,7 @@ CASES = [
     Case("HF BERT layers", bert, sentences, "bert.encoder.layer.*", 2, teacher_gradient=True),
     Case("HF BERT encoder", bert, sentences, "bert.encoder", 1),
     Case("HF GPT-2", gpt2, text, "transformer.h.*.attn", 2),
-    Case("HF GPT-2 body", gpt2, text, "transformer", 1),
+    Case("HF GPT-2 body", lambda: gpt2(tie_word_embeddings=False), text, "transformer", 1),
     Case("HF Llama", llama, text, "model.layers.*.self_attn", 2),
     Case("HF Llama layers", llama, text, "model.layers.*", 2, teacher_gradient=True),
     Case("MLP", mlp, rows, "{0,2}", 2),

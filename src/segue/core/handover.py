@@ -47,6 +47,7 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, ex
     for part in (plan.schedule, getattr(plan.guidance, "schedule", None), getattr(plan.distill, "schedule", None)):
         refuse_unmatched(part, sites)
     surgery.refuse_running(model)
+    surgery.refuse_tied(model, sites)
     total = None if total_steps is None else checked_total(total_steps)
     with all_or_nothing(model):
         backbone = Backbone(model, plan, sites)

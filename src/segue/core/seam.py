@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+import torch.fx._symbolic_trace as _fx
 from torch import Tensor, nn
 
 from segue.core.blending import (
@@ -173,6 +174,8 @@ class Seam(nn.Module):
         else:
             mode, watch = self.modes[self.training, gradients]
             weight = self.state.weight if self.training else self.state.mean
+            if _fx._is_fx_tracing_flag or torch._C._get_tracing_state() is not None:
+                self._refuse_tracing(mode, args, kwargs)
             self.reached.add(self.training)
             if self.training and not gradients and mode is not Mode.TEACHER:
                 self.blind = True
@@ -191,6 +194,18 @@ class Seam(nn.Module):
         if mode is Mode.COMPARE:
             return self._blend(args, kwargs, 1.0, watch)
         return self.require_teacher()(*args, **kwargs)
+
+    def _refuse_tracing(self, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a graph without tensors, which cannot be blended, and one for training, whose weight would stand still."""
+        alone = mode in (Mode.TEACHER, Mode.STUDENT) and (self.state.view is not View.BLEND or self.closed)
+        symbolic = any(isinstance(x, torch.fx.Proxy) for x in (*args, *kwargs.values()))
+        if not alone and (symbolic or (self.training and torch._C._get_tracing_state() is not None)):
+            raise HandoverError(
+                f"{'torch.fx.symbolic_trace' if symbolic else 'torch.jit.trace'} cannot trace a running handover.",
+                f"Site {self.site.name!r} blends two sides, and the graph would not follow its weight.",
+                "trace one side (with handover.as_student():) or the model after finalize_(); torch.compile and torch.export "
+                "follow the weight.",
+            )
 
     def _skip_student(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not (self.training and torch.is_grad_enabled()):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from segue.errors import HandoverError
+from segue.errors import HandoverError, SiteError
 from segue.sites import Site, is_seam
 from segue.students.layers import Chain, Passthrough
 
@@ -99,6 +99,29 @@ def refuse_running(model: nn.Module) -> None:
             f"Another one is running in this model; it has a seam at {running!r}.",
             "put all sites in one plan (PerSite gives them schedules of their own), or finish the first.",
         )
+
+
+def refuse_tied(model: nn.Module, sites: list[Site]) -> None:
+    """Refuse a site that shares a parameter with another site or with the model around it: its student will not."""
+    owners = {name: site.name for site in sites for name in (*site.names, *site.members)}
+    found: dict[int, tuple[str, str | None]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parts = name.split(".")
+        around = (".".join(parts[:cut]) for cut in range(1, len(parts)))
+        owner = next((owners[place] for place in around if place in owners), None)
+        # two parameters on one memory are tied too; quantised and sharded kinds have no plain memory
+        key = (parameter.data_ptr() if type(parameter) is nn.Parameter else 0) or id(parameter)
+        other, others_owner = found.setdefault(key, (name, owner))
+        if owner != others_owner:
+            mine, theirs = (name, other) if owner is not None else (other, name)
+            place, _, attribute = mine.rpartition(".")
+            raise SiteError(
+                f"site {owner or others_owner!r} shares the parameter {mine!r} with another part of the model.",
+                f"It is also {theirs!r}. A student has parameters of its own, so the finished model would not be tied.",
+                "choose one site that contains both, or untie them before: with module = "
+                f"model.get_submodule({place!r}), module.{attribute} = nn.Parameter(module.{attribute}.detach().clone()). "
+                "Nothing was changed.",
+            )
 
 
 def unreached(name: str) -> HandoverError:
