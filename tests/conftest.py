@@ -2,10 +2,18 @@
 
 import os
 
+import pytest
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import segue  # noqa: F401  before timm and transformers: makes torchvision import beside a CPU torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def notes_of_the_user(tmp_path_factory):
+    """Keep what `segue grid` remembers about its user out of the home of whoever runs the tests."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 def pytest_terminal_summary(terminalreporter):

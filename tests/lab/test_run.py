@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 import segue
 from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
-from segue.lab.config import config_hash, from_dict, to_dict
+from segue.lab.config import config_hash, from_dict
 from segue.lab.run import Drift, block_of, is_finished, run
 from segue.lab.teachers import teacher_model
 from segue.reporting import records as results
@@ -221,13 +222,16 @@ def test_the_commit_of_this_code_is_noted():
     assert found is None or len(found.removesuffix("+")) >= 12
 
 
-def test_a_run_is_written_down_before_it_begins(place):
-    folder = place / "broken"
-    broken = config("dcr", plan={"sites": "blocks.*.atn"})
+@pytest.mark.parametrize("there", [False, True])
+def test_a_refused_run_does_not_claim_its_folder(place, there):
+    folder = place / "new" / "broken"
+    if there:
+        folder.mkdir(parents=True)
+        (folder / "log.txt").touch()  # a grid's worker writes it
     with pytest.raises(segue.errors.SiteError, match="Nearest names: blocks.0.attn"):
-        run(broken, folder)
-    assert json.loads((folder / "config.json").read_text()) == {"config_hash": config_hash(broken), "config": to_dict(broken)}
-    assert not (folder / "result.json").exists()
+        run(config("dcr", plan={"sites": "blocks.*.atn"}), folder)
+    assert (sorted(path.name for path in folder.iterdir()) == ["log.txt"]) if there else not folder.parent.exists()
+    shutil.rmtree(place / "new", ignore_errors=True)
 
 
 def test_teachers_are_next_to_the_experiment_and_shared(finished, place):

@@ -7,7 +7,9 @@ import functools
 import inspect
 import json
 import os
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +22,7 @@ import segue
 from segue.cli.terminal import PlainConsole
 from segue.convert.options import Conversion, EvalSettings
 from segue.convert.options import options as options_of
-from segue.errors import ConfigError, SegueError, nearest
+from segue.errors import ConfigError, SegueError, nearest, printable
 
 app = typer.Typer(
     help="Replace modules inside a pretrained PyTorch model without breaking it.",
@@ -256,22 +258,37 @@ def grid(
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, a grid or a conversion.")],
     workers: Annotated[int | None, typer.Option(min=1, help="Number of runs at the same time; by default as before.")] = None,
+    run_file: Annotated[bool, typer.Option(help="Run the Python file that grid.json names, without a question.")] = False,
+    download: Annotated[bool, typer.Option(help="Allow the download of models and data that the folder names.")] = False,
 ) -> None:
-    """Resume an interrupted run, grid or conversion."""
-    from segue.lab.config import from_dict
+    """Resume an interrupted run, grid or conversion.
+
+    An experiment is code: the file of a grid is run if you ran it in this folder before, if you agree, or with --run-file.
+    """
+    from segue.data.files import without_network
+    from segue.lab.config import Run, from_dict
     from segue.lab.grid import Experiment
     from segue.lab.run import run as train
+    from segue.reporting.records import read_json
 
+    network = nullcontext() if download else without_network()
     if (settings := folder / "training" / "settings.json").exists():
-        _convert(Conversion.from_dict(json.loads(settings.read_text(encoding="utf-8"))), folder)
+        with network:
+            _convert(Conversion.from_dict(read_json(settings)), folder)
         return
     if (folder / "grid.json").exists():
-        known = json.loads((folder / "grid.json").read_text(encoding="utf-8"))
-        experiment = Experiment(known["place"], known["options"])
+        known = read_json(folder / "grid.json", "place", "options", "workers", "engine")
+        experiment = Experiment.from_dict(known)
+        _require_consent(experiment, folder, run_file)
         raise typer.Exit(_grid(experiment, folder, workers or known["workers"], known["engine"]))
     if (folder / "config.json").exists():
-        config = from_dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"])
-        result = train(config, folder)
+        config = from_dict(read_json(folder / "config.json", "config")["config"])
+        if not isinstance(config, Run):
+            raise ConfigError(
+                f"{folder} is not a run.", f"Its config.json holds a {type(config).__name__}.", "give a run's folder."
+            )
+        with network:
+            result = train(config, folder)
         console.print(f"students alone: {result.train_info.score} {result.final:.4f}")
         return
     raise ConfigError(
@@ -313,10 +330,12 @@ def _say(text: str) -> None:
 
 def _grid(experiment: Any, folder: Path, workers: int, engine: str) -> int:
     """Train a grid, print what failed, and return the exit code."""
+    from segue.lab import consent
     from segue.lab.grid import run_grid
     from segue.reporting.records import write_json
 
     experiment.runs()  # raises its errors before anything is written
+    consent.remember(experiment, folder)
     known = {"place": experiment.place, "options": experiment.options, "workers": workers, "engine": engine}
     write_json(known, folder / "grid.json")
     failed = [outcome for outcome in run_grid(experiment, folder, workers=workers, engine=engine) if not outcome.ok]
@@ -327,6 +346,24 @@ def _grid(experiment: Any, folder: Path, workers: int, engine: str) -> int:
         return 1
     console.print(f"All runs are finished. Next: segue report {folder}", soft_wrap=True)
     return 0
+
+
+def _require_consent(experiment: Any, folder: Path, run_file: bool) -> None:
+    """Run a file that only the folder names if the user says so, or has said so before."""
+    from segue.lab import consent
+
+    if run_file or consent.is_shipped(experiment) or consent.is_known(experiment, folder):
+        return
+    place = experiment.place
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        question = f"{folder / 'grid.json'} names the experiment {place}, which is code. Run it?"
+        if typer.confirm(printable(question), default=False, err=True):
+            return
+    raise ConfigError(
+        f"the experiment {place} is not run.",
+        "It is code, the folder names it, and you have not run it, as it is now, in this folder.",
+        f"read it, then: segue resume {folder} --run-file",
+    )
 
 
 def _experiment(name: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from segue.errors import ConfigError, SiteError, nearest
 from segue.losses import FeatureGuidance
 from segue.methods import ALL
 from segue.plan import Plan
-from segue.reporting.records import write_json
+from segue.reporting.records import read_json, removed_on_failure, write_json
 from segue.schedules import Constant
 from segue.sites import Selector, Span, select
 from segue.training import distributed as launch
@@ -45,7 +44,7 @@ def convert(settings: Conversion, out: Path, say: Callable[[str], None] = print)
     data = load(base, settings)
     base.model.to(processes.device)
     plan = _plan(settings, base, student)
-    with locked_on_rank_0(work):
+    with removed_on_failure(out, *(["training"] if main else [])), locked_on_rank_0(work):
         _refuse_finished(out)  # both again: another process may have been quicker
         _require_same_settings(settings, work)
         if main:
@@ -148,7 +147,7 @@ def _require_same_settings(settings: Conversion, work: Path) -> None:
     path = work / "settings.json"
     if not (path.exists() and folders.exist(work / "checkpoints")):  # a conversion that failed at its start is no limit
         return
-    before = dataclasses.asdict(Conversion.from_dict(json.loads(path.read_text(encoding="utf-8"))))
+    before = dataclasses.asdict(Conversion.from_dict(read_json(path)))
     different = [f"{name} {before[name]!r}" for name, value in dataclasses.asdict(settings).items() if before[name] != value]
     if different:
         fault = f"the conversion in {work.parent} cannot resume with other settings."

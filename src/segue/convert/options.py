@@ -85,7 +85,14 @@ class Conversion:
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Conversion:
         """Rebuild the settings from a file, also one that version 0.1.0 wrote."""
-        return cls(**{RENAMED.get(name, name): value for name, value in saved.items()})
+        given = {RENAMED.get(name, name): value for name, value in saved.items()}
+        known = options(cls)
+        wrong = sorted(set(given) - set(known)) or [name for name in known if name not in given and not hasattr(cls, name)]
+        if wrong:
+            how = "unknown" if wrong[0] in given else "missing"
+            fault = f"the saved settings of a conversion are damaged: {wrong[0]!r} is {how}."
+            raise ConfigError(fault, f"They have {', '.join(given) or 'no names'}.", "give the settings again: segue convert.")
+        return cls(**given)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from segue.errors import DataError, MissingExtraError, nearest
 
+_network = True  # whether downloads are allowed
 _LISTED = 1000  # a folder may hold a million images; comparing their names with the missing one would take minutes
 
 
@@ -56,6 +58,40 @@ def hub_offline() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def without_network() -> Iterator[None]:
+    """Refuse every download in a block: what a folder asks for is not what its user asks for."""
+    offline = "HF_HUB_OFFLINE"  # each library reads the variable once, when it is imported
+    loaded = [sys.modules[name] for name in ("huggingface_hub.constants", "datasets.config") if name in sys.modules]
+    with ExitStack() as stack:
+        stack.enter_context(patched(os.environ, offline, "1"))
+        for module in loaded:
+            stack.enter_context(patched(vars(module), offline, True))
+        stack.enter_context(patched(globals(), "_network", False))
+        yield
+
+
+@contextmanager
+def patched(values: MutableMapping[str, Any], name: str, value: Any) -> Iterator[None]:
+    """Change a value in a block."""
+    before = values.get(name)
+    values[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del values[name]
+        else:
+            values[name] = before
+
+
+def require_network(problem: str) -> None:
+    """Refuse a download in a block of `without_network`."""
+    if not _network:
+        hint = "Allow it: segue resume DIR --download."
+        raise DataError(problem, "It would be downloaded, which only the folder asks for.", hint)
 
 
 def store_paths(source: object, *names: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from segue.data.cifar import CIFAR10, CIFAR100, read_cifar
 from segue.data.dataset import Dataset, Examples, image_dataset
-from segue.data.files import AbsentError, existing_file, existing_folder, optional, store_paths, unreadable
+from segue.data.files import AbsentError, existing_file, existing_folder, optional, require_network, store_paths, unreadable
 from segue.errors import DataError, nearest
 
 _CIFAR = {"CIFAR10": CIFAR10, "CIFAR100": CIFAR100}
@@ -40,6 +40,7 @@ class Torchvision:
     def __call__(self) -> Dataset:
         problem, folder = f"{self} cannot be loaded.", Path(self.folder).expanduser()
         if self.download:
+            require_network(problem)
             _download(problem, self.name, folder)
         try:
             return self._read(problem, existing_folder(problem, folder))

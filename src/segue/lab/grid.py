@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,15 @@ class Experiment:
     place: str  # a file, or the name of a module
     options: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Experiment:
+        """Read an experiment from grid.json."""
+        place, options = saved["place"], saved["options"]
+        if not (isinstance(place, str) and isinstance(options, dict)):
+            found = f"They are {place!r:.40} and {options!r:.40}."
+            raise ConfigError("grid.json must have a place and its options.", found, "repeat `segue grid`.")
+        return cls(place, options)
+
     def runs(self) -> list[Run]:
         """Return the runs."""
         function = getattr(self._module(), "runs", None)
@@ -52,7 +62,7 @@ class Experiment:
         if missing := [p.name for p in parameters.values() if p.default is p.empty and p.name not in self.options]:
             fault = f"the experiment {self.place} needs the option {missing[0]!r}."
             raise ConfigError(fault, "It has no default.", f"give -o {missing[0]}=VALUE; the head of the file says which.")
-        runs = function(**self.options)
+        runs = self._run(lambda: function(**self.options))
         if not (isinstance(runs, list | tuple) and runs and all(isinstance(run, Run) for run in runs)):
             raise ConfigError(
                 f"`runs` of the experiment {self.place} must return a list of Run.",
@@ -81,10 +91,26 @@ class Experiment:
         spec = importlib.util.spec_from_file_location(f"experiment_{Path(self.place).parent.name}", self.place)
         assert spec is not None
         assert spec.loader is not None
+        loader = spec.loader
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # dataclasses of the file look themselves up
-        spec.loader.exec_module(module)
+        self._run(lambda: loader.exec_module(module))
         return module
+
+    def _run(self, code: Callable[[], Any]) -> Any:
+        """Run code of the experiment; what it raises is a mistake in its file."""
+        try:
+            return code()
+        except SegueError:
+            raise
+        except (Exception, SystemExit) as error:
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self.place]
+            line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+            raise ConfigError(
+                f"the experiment {self.place} fails.",
+                f"It raises {type(error).__name__} in line {line}: {error}",
+                "correct the file; `python FILE` shows more if its head is at fault.",
+            ) from error
 
     def _absent(self, kind: str) -> ConfigError:
         return ConfigError(
@@ -107,11 +133,11 @@ class Outcome:
 def run_grid(experiment: Experiment, out: Path, *, workers: int = 1, engine: str = "local") -> list[Outcome]:
     """Carry out every run that has no result yet, and return how each ended; a failed run does not stop the others."""
     engines: dict[str, Callable[..., Iterator[Outcome]]] = {"local": _in_processes, "ray": _on_ray}
-    if engine not in engines:
-        raise ConfigError(f"there is no engine {engine!r}.", nearest(engine, list(engines)), "the default is local.")
-    if workers < 1:
+    if not isinstance(engine, str) or engine not in engines:
+        raise ConfigError(f"there is no engine {engine!r}.", nearest(str(engine), list(engines)), "the default is local.")
+    if not isinstance(workers, int) or workers < 1:
         raise ConfigError(
-            f"workers must be 1 or more, got {workers}.", "Each worker carries out one run at a time.", "for example 2."
+            f"workers must be 1 or more, got {workers!r}.", "Each worker carries out one run at a time.", "for example 2."
         )
     runs = experiment.runs()
     waiting = [run.name for run in runs if not is_finished(run, out / run.name)]

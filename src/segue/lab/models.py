@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import nn
 
 from segue.data.dataset import Dataset
 from segue.data.files import optional, quiet_transformers
-from segue.errors import ConfigError, nearest
+from segue.errors import ConfigError, SegueError, nearest
 from segue.lab.small_vit import VisionTransformer
 
 LIBRARIES = ("timm", "hf", "torchvision")
@@ -70,9 +71,10 @@ class Timm:
         channels, pixels, _ = data.train.inputs.shape[1:]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: nn.Module = timm.create_model(
-                self.name, pretrained=self.pretrained, num_classes=data.classes, in_chans=channels, img_size=size or pixels
-            )
+            with _of_a_library(f"the timm model {self.name!r} cannot be built."):
+                model: nn.Module = timm.create_model(
+                    self.name, pretrained=self.pretrained, num_classes=data.classes, in_chans=channels, img_size=size or pixels
+                )
         return model
 
 
@@ -89,14 +91,28 @@ class SentenceClassifier:
         transformers = quiet_transformers(self.name)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            loaded: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
-                self.name, num_labels=classes, use_safetensors=True
-            )
+            with _of_a_library(f"the Hugging Face model {self.name!r} cannot be built."):
+                loaded: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
+                    self.name, num_labels=classes, use_safetensors=True, trust_remote_code=False
+                )
         return loaded
 
     def tokenizer(self) -> Any:
         """Return the encoder's own tokenizer."""
-        return quiet_transformers(self.name).AutoTokenizer.from_pretrained(self.name)
+        with _of_a_library(f"the tokenizer of {self.name!r} cannot be loaded."):
+            return quiet_transformers(self.name).AutoTokenizer.from_pretrained(self.name, trust_remote_code=False)
+
+
+@contextmanager
+def _of_a_library(fault: str, hint: str = "check its name and files; without them it must be downloaded.") -> Iterator[None]:
+    """Turn what another library raises while it loads a model into an error of three lines."""
+    try:
+        yield
+    except SegueError:
+        raise
+    except Exception as error:  # of the network, of files, of its own checks
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise ConfigError(fault, f"{type(error).__name__}: {reason}", hint) from error
 
 
 def build(name: str, device: str = "meta") -> nn.Module:
@@ -163,13 +179,16 @@ def _torchvision(name: str) -> Callable[[], nn.Module]:
 
 def _hugging_face(name: str) -> Callable[[], nn.Module]:
     transformers = optional("transformers", "hf", f"the model {name!r} cannot be built.")
-    try:
+    fault, hint = f"the Hugging Face model {name!r} cannot be built.", "give a folder with config.json, or an id of the hub."
+    with _of_a_library(fault, hint):
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        hint = "give a folder with config.json, or an id of the hub."
-        raise ConfigError(f"the Hugging Face model {name!r} cannot be built.", reason, hint) from None
-    return partial(transformers.AutoModel.from_config, config)
+
+    def make() -> nn.Module:
+        with _of_a_library(fault, hint):
+            model: nn.Module = transformers.AutoModel.from_config(config)
+        return model
+
+    return make
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from segue import similarity
+from segue.checkpoint import lock
 from segue.checkpoint import state as checkpoint
-from segue.checkpoint.lock import locked_on_rank_0
 from segue.core.backbone import evaluating
 from segue.core.blending import first_floating, padding_mask
 from segue.core.handover import Handover
@@ -28,7 +27,7 @@ from segue.lab.config import Run, config_hash, to_dict
 from segue.lab.tasks import Loaded
 from segue.lab.teachers import teacher_model
 from segue.reporting import records as results
-from segue.reporting.records import Point, Result, RunInfo, TrainInfo, meta_info_of
+from segue.reporting.records import Point, Result, RunInfo, TrainInfo, meta_info_of, removed_on_failure
 from segue.sites import Site, select
 from segue.training.batches import mapped
 from segue.training.distributed import Processes, launched
@@ -46,18 +45,19 @@ def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[
     Another process that works in the folder is an error; with `wait` it is waited for.
     """
     processes = launched()
-    if (folder / results.FILE).exists() and is_finished(config, folder):
+    if is_finished(config, folder):
         return results.read(folder / results.FILE)
-    with locked_on_rank_0(folder, wait=wait):
+    made = ("config.json", "metrics.jsonl", "checkpoints", lock.FILE) if processes.rank == 0 else ()
+    with removed_on_failure(folder, *made), lock.locked_on_rank_0(folder, wait=wait):
         return _run(config, folder, processes, keep_model=keep_model, trackers=trackers)
 
 
 def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, trackers: tuple[str, ...]) -> Result:
-    if processes.rank == 0:
-        _claim(config, folder)
-    processes.wait()
-    if (folder / results.FILE).exists():  # by now: another process was waited for
+    if is_finished(config, folder):  # by now: another process was waited for
         return results.read(folder / results.FILE)
+    if processes.rank == 0:
+        results.write_json({"config_hash": config_hash(config), "config": to_dict(config)}, folder / "config.json")
+    processes.wait()
     begun = datetime.now(timezone.utc)
     loaded = config.task.load(data_fraction=config.data_fraction, seed=config.seed)
     everything = config.teacher.task.load() if config.data_fraction < 1 or config.teacher.task != config.task else loaded
@@ -108,23 +108,14 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, t
 
 def is_finished(config: Run, folder: Path) -> bool:
     """Return whether a run has its result; refuse a folder that belongs to another configuration."""
-    _claim(config, folder)
-    return (folder / results.FILE).exists()
-
-
-def _claim(config: Run, folder: Path) -> None:
-    """Write the configuration into the folder, or find the same one there."""
     path = folder / "config.json"
-    if path.exists():
-        there = json.loads(path.read_text(encoding="utf-8"))["config_hash"]
-        if there != config_hash(config):
-            raise ConfigError(
-                f"{folder} belongs to another run than {config.name!r}.",
-                f"Its configuration has the hash {there}, not {config_hash(config)}.",
-                "choose another --out, or delete that folder if you no longer want its results.",
-            )
-        return
-    results.write_json({"config_hash": config_hash(config), "config": to_dict(config)}, path)
+    if path.exists() and (there := results.read_json(path, "config_hash")["config_hash"]) != config_hash(config):
+        raise ConfigError(
+            f"{folder} belongs to another run than {config.name!r}.",
+            f"Its configuration has the hash {there}, not {config_hash(config)}.",
+            "choose another --out, or delete that folder if you no longer want its results.",
+        )
+    return (folder / results.FILE).exists()
 
 
 def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, trackers: tuple[str, ...]) -> tuple[Fit, Cost]:

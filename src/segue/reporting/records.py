@@ -14,7 +14,10 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from importlib import metadata
@@ -24,6 +27,7 @@ from typing import Any
 import torch
 
 import segue
+from segue.core import files
 from segue.errors import ResultError
 
 FORMAT = 1
@@ -129,10 +133,43 @@ def write_file(content: str | bytes, path: Path) -> Path:
     return path
 
 
+def read_json(path: Path, *names: str) -> dict[str, Any]:
+    """Read a JSON file of Segue's own that has these names; a damaged one is refused."""
+    try:
+        data = json.loads(files.content(path))
+        missing = [name for name in names if not isinstance(data, dict) or name not in data]
+        if isinstance(data, dict) and not missing:
+            return data
+        reason = f"it has no {missing[0]!r}" if missing else "it is not an object"
+    except (OSError, ValueError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    raise ResultError(
+        f"{path} cannot be read.", f"It is damaged ({reason}).", "bring it back from a copy, or start again in another folder."
+    )
+
+
+@contextmanager
+def removed_on_failure(folder: Path, *names: str) -> Iterator[None]:
+    """Remove files that a block makes in a folder, if it fails before there is a checkpoint: a refusal leaves nothing."""
+    new = [place for place in (*(folder / name for name in names), folder, *folder.parents) if not place.exists()]
+    try:
+        yield
+    except Exception:
+        if not any(folder.rglob("checkpoints/*")):
+            for place in new:
+                with suppress(OSError):  # another process may be in a folder by now: only empty ones go
+                    place.rmdir() if place in (folder, *folder.parents) else _remove(place)
+        raise
+
+
+def _remove(place: Path) -> None:
+    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+
+
 def read(path: Path) -> Result:
     """Read one result file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(files.content(path))
         if data["format"] != FORMAT:
             raise ResultError(
                 f"the result {path} has a format that this version does not read.",
@@ -146,7 +183,7 @@ def read(path: Path) -> Result:
             train_info=TrainInfo(**_known(TrainInfo, train)),
             meta_info=data["meta_info"],
         )
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, ResultError):
             raise
         raise ResultError(
