@@ -344,6 +344,8 @@ def run(call: WrongCommand, prepared: Path, folder: Path) -> Verdict:
     except BaseException as unexpected:
         return Verdict(call, FOREIGN, f"{type(unexpected).__name__}: {unexpected}"[:200])
     said = error.getvalue()
+    if "_HungError" in said:  # `main` shows it as any mistake
+        return Verdict(call, HUNG)
     if "Traceback" in said:
         return Verdict(call, FOREIGN, said.strip().splitlines()[-1][:200])
     if code == 0:

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import segue
+from segue.errors import CheckpointError
 from segue.training.distributed import Processes
-from segue.training.evaluation import Evaluator
+from segue.training.evaluation import Evaluator, MetricsLog, evaluation_steps
 from segue.training.recipe import Recipe
 from segue.training.tasks import Classification
 from tests.helpers.tiny import SITES, Net, batch, constant, same_state, start
@@ -189,6 +190,25 @@ def test_more_evaluations_do_not_change_what_is_learned(method):
 )
 def test_evaluations_come_at_even_distances_or_at_given_steps(evaluations, steps):
     assert [metrics["step"] for metrics in fit(steps=8, evaluations=evaluations).history] == steps
+
+
+def test_a_cut_last_line_of_the_metrics_is_left_out_and_any_other_damage_refused(tmp_path):
+    log, path = MetricsLog(tmp_path, writes=True), tmp_path / "metrics.jsonl"
+    good = b'{"step": 0}\n{"step": 2}\n'
+    for rest in (b"", b'{"step": 4', b"\xff\xfe", b"{}", b"[1]", b"1e999"):
+        path.write_bytes(good + rest)
+        log.rewind(3)
+        assert log.history == [{"step": 0}, {"step": 2}]
+        assert path.read_bytes() == good
+    for damaged in (b"\xff\xfe\n", b"{}\n", b"[\n", b'{"step": "2"}\n', b"null\n", b"\n", b"[" * 100_000 + b"\n"):
+        path.write_bytes(damaged + good)
+        with pytest.raises(CheckpointError, match="metrics.jsonl cannot be read.\n  Line 1 is damaged"):
+            log.rewind(3)
+        assert path.read_bytes() == damaged + good
+
+
+def test_more_evaluations_than_steps_cost_no_time():
+    assert evaluation_steps(10**30, 3) == {1, 2, 3}
 
 
 def test_metrics_are_json_lines_and_go_to_trackers(tmp_path):

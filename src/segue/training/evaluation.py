@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from segue.core import files
 from segue.core.backbone import evaluating
 from segue.core.blending import padding_mask
 from segue.core.handover import Handover
+from segue.errors import CheckpointError
 from segue.similarity import Similarity
 from segue.training.batches import size
 from segue.training.distributed import Processes
@@ -29,6 +31,7 @@ def evaluation_steps(evaluations: int | Sequence[int], total: int) -> frozenset[
     [25, 50, 75, 100]
     """
     if isinstance(evaluations, int):
+        evaluations = min(evaluations, total)
         evaluations = [round(total * i / evaluations) for i in range(1, evaluations + 1)]
     return frozenset({*evaluations, total})
 
@@ -155,12 +158,22 @@ class MetricsLog:
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read JSON lines up to the first damaged one: a kill may have cut the last."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    """Read JSON lines. A kill may have cut the last, which is left out; any other damage is refused."""
+    *lines, rest = files.content(path).split(b"\n") if path.exists() else [b""]
+    for number, line in enumerate([*lines, rest], start=1):
         try:
-            yield json.loads(line)
-        except ValueError:
-            return
+            metrics = json.loads(line)
+            if isinstance(metrics["step"], int):
+                yield metrics
+                continue
+        except (ValueError, LookupError, TypeError, RecursionError):
+            pass
+        if number <= len(lines):
+            raise CheckpointError(
+                f"{path} cannot be read.",
+                f"Line {number} is damaged: {line[:40]!r}.",
+                "remove that line; its evaluation will be missing from the history.",
+            )
 
 
 def flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
