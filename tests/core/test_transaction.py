@@ -75,9 +75,10 @@ class Shared(Net):
     class Config:
         num_hidden_layers = 2
 
-    def __init__(self) -> None:
+    def __init__(self, plan: str = "sites") -> None:
         super().__init__(depth=2)
-        self.again = self.blocks[0].attn
+        if plan == "sites":
+            self.again = self.blocks[0].attn
         self.config = self.Config()
         self.blocks[1].attn.requires_grad_(False)
         self.blocks[1].mlp.eval()
@@ -93,7 +94,7 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_replace_interrupted_anywhere_leaves_the_model_as_it_was(name):
     plan, example = PLANS[name], batch(size=2)[0]
-    model = Shared().train()
+    model = Shared(name).train()
     gc.collect()
     before, hooks = structure(model), len(hooks_on_all_optimizers)
     count = 0
@@ -111,7 +112,7 @@ def test_replace_interrupted_anywhere_leaves_the_model_as_it_was(name):
 @pytest.mark.parametrize("end", ["finalize_", "cancel_"])
 def test_an_end_interrupted_anywhere_leaves_the_handover_running(name, end):
     def begin():
-        handover = segue.replace_(Shared().train(), PLANS[name], total_steps=4)
+        handover = segue.replace_(Shared(name).train(), PLANS[name], total_steps=4)
         train(handover, optimizer_for(handover), 2)
         return handover
 
