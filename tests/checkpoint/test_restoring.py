@@ -201,6 +201,8 @@ HANDOVER = {
     "no teachers": set_at("segue", "teachers", value=...),
     "other teachers": set_at("segue", "teachers", value={}),
     "another backbone": set_at("backbone", value="0"),
+    "no plan": set_at("segue", "plan", value=...),
+    "a length of text": set_at("segue", "total_steps", value="ten"),
     "no schedule": set_at("schedule", value=...),
     "a schedule of text": set_at("schedule", value="linear"),
     "a schedule without its state": set_at("schedule", value={}),
@@ -370,9 +372,9 @@ def test_an_optimizer_with_other_parameters_is_refused(build, says, version, tmp
     train(first, optimizer, 2)
     place = segue.save(first, tmp_path, optimizer=optimizer)
     if version == "0.1.0":  # which saved no names: only shapes tell
-        place = forge(place, set_at("parameters", value=...))
         if build is twins_swapped:
-            return
+            pytest.skip("their shapes are the same")
+        place = forge(place, set_at("parameters", value=...))
         says = says if "groups of" in says else r"Parameter 0 has the shape \(8,\), its exp_avg in the checkpoint \(24, 8\)."
     second = segue.replace_(Net().train(), segue.Plan(sites=SITES), total_steps=TOTAL)
     other = build(second)

@@ -174,5 +174,8 @@ def test_a_run_without_an_end_is_refused(tmp_path):
 
 def test_a_checkpoint_of_another_plan_is_refused(tmp_path):
     fit(Module(), [HandoverCallback(plan())], tmp_path)
-    with pytest.raises(CheckpointError, match="The checkpoint has another plan"):
+    with pytest.raises(CheckpointError, match="Saved -> given: plan.seed: 0 -> 1"):
         fit(Module(), [HandoverCallback(plan(seed=1))], tmp_path / "other", resume=tmp_path / "epoch=0.ckpt")
+    allowed = HandoverCallback(plan(seed=1), allow_changes=("plan.seed",), finalize=False)
+    fit(Module(), [allowed], tmp_path / "other", resume=tmp_path / "epoch=0.ckpt")
+    assert allowed.handover.steps_done == allowed.handover.total_steps

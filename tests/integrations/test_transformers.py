@@ -285,8 +285,8 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path):
     made(bert(), plan(), tmp_path / "ours", **every)[0].train()
     place = str(tmp_path / "ours" / "checkpoint-4")
     for settings, changes, found in (
-        (plan(seed=1), {}, "The checkpoint has another plan."),
-        (plan(), {"max_steps": 20}, "Its run has 12 steps, this one 20."),
+        (plan(seed=1), {}, "Saved -> given: plan.seed: 0 -> 1."),
+        (plan(), {"max_steps": 20}, "Saved -> given: total_steps: 12 -> 20."),
     ):
         with pytest.raises(CheckpointError, match=found):
             made(bert(), settings, tmp_path, **changes)[0].train(resume_from_checkpoint=place)

@@ -118,8 +118,9 @@ def train(name: str, folder: Path | str, *, loss: Classification | None = None, 
     """Train a case, or resume it, and write the fingerprint of the model."""
     case = CASES[name]
     settings = {"evaluations": (2, 5, 6), "checkpoint_every": 3, "resume": True, "progress": None, **more}
+    model = settings.pop("model", None)
     fitted = segue.fit(
-        Net(dropout=case["dropout"]),
+        Net(dropout=case["dropout"]) if model is None else model,
         case["plan"],
         case["batches"](),
         loss or Classification(label_smoothing=0.1),

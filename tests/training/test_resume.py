@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
 
 import segue
 from segue.errors import CheckpointError
@@ -266,7 +265,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="It holds a running handover"):
         fit(Net(), folder=tmp_path / "handover", resume=True)
     with pytest.raises(CheckpointError, match="differ from those it was trained with"):
-        fit(Net(seed=1), CASES["dcr_dfg"]["plan"], folder=tmp_path / "handover", resume=True)
+        fit_cases.train("dcr_dfg", tmp_path / "handover", model=Net(seed=1))
 
 
 # Killed
@@ -309,15 +308,3 @@ def test_kill_9_at_random_moments_loses_nothing_but_steps(tmp_path):
         fit_cases.train(name, tmp_path / "undisturbed" / name)
         assert_alike(tmp_path / name, tmp_path / "undisturbed" / name)
     assert killed > 0
-
-
-def test_a_training_of_another_length_does_not_resume(tmp_path):
-    torch.manual_seed(0)
-    model, batches = torch.nn.Linear(3, 1), [torch.randn(4, 3)]
-
-    def squares(model, batch):
-        return model(batch).square().mean()
-
-    segue.fit(model, None, batches, squares, recipe=segue.Recipe(steps=2), folder=tmp_path, progress=None)
-    with pytest.raises(CheckpointError, match="a training of 2 steps cannot resume with 3"):
-        segue.fit(model, None, batches, squares, recipe=segue.Recipe(steps=3), folder=tmp_path, resume=True, progress=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from segue.checkpoint import packing
+from segue.checkpoint import changes, packing
+from segue.checkpoint.folders import Checkpoint
 from segue.checkpoint.packing import TensorBag
 from segue.core import randomness
 from segue.errors import CheckpointError
@@ -51,8 +52,9 @@ def parameters_of(optimizer: Optimizer, model: nn.Module) -> list[list[Any]]:
     return [[[names.get(id(p)), list(p.shape)] for p in group["params"]] for group in optimizer.param_groups]
 
 
-def state_of(part: Any, what: str, state: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module) -> Any:
+def state_of(part: Any, what: str, checkpoint: Checkpoint, model: nn.Module, allow_changes: Sequence[str]) -> Any:
     """Return the saved state of an optimizer or a learning-rate scheduler, after checking that it fits."""
+    _, state, tensors = checkpoint
     if state.get(what) is None:
         raise CheckpointError(
             f"the checkpoint has no state of the {what}.",
@@ -62,6 +64,9 @@ def state_of(part: Any, what: str, state: dict[str, Any], tensors: dict[str, Ten
     saved = TensorBag(tensors).unpack(state[what])
     if isinstance(part, Optimizer):
         _require_same_parameters(part, model, saved, state.get("parameters"))
+        groups = saved["param_groups"]
+        changes.require_same(changes.of_optimizer(groups), changes.of_optimizer(part.param_groups), allow_changes)
+        changes.keep_allowed(groups, part, allow_changes)
         saved = packing.sharded_state(saved, part)
     return saved
 

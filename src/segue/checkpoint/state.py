@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from segue.checkpoint import folders, packing, precision, restoring
+from segue.checkpoint import changes, folders, packing, precision, restoring
 from segue.checkpoint.folders import Checkpoint
 from segue.checkpoint.packing import TensorBag
 from segue.checkpoint.restoring import Undo
@@ -60,6 +60,7 @@ def load_(
     *,
     optimizer: Optimizer | None = None,
     lr_scheduler: Any = None,
+    allow_changes: Sequence[str] = (),
     **given: Any,
 ) -> Any:
     """Resume from a checkpoint, in place.
@@ -67,11 +68,13 @@ def load_(
     In a plain model, rebuild what was saved and return it: the running Handover, or the finalized model. A Handover is set
     to the saved step, with its optimizer and learning-rate scheduler, and returned. `given` supplies the parts of the plan
     that could not be saved (`student=my_factory`). A model that had been cast is cast again. Everything is read and checked
-    first: a call that fails changes nothing.
+    first: a call that fails changes nothing. Another plan, length or optimizer is refused, and what differs is listed;
+    `allow_changes=("plan.schedule",)` says that it may.
     """
     saved = folders.read(Path(folder))
     if isinstance(target, Handover):
-        restore_handover_(target, saved, optimizer=optimizer, lr_scheduler=lr_scheduler)
+        _require_known(saved, optimizer, allow_changes)
+        restore_handover_(target, saved, allow_changes, optimizer=optimizer, lr_scheduler=lr_scheduler)
         return target
     surgery.refuse_wrapped(target)
     with folders.understood(saved.folder), restoring.undoing() as undo:
@@ -79,7 +82,7 @@ def load_(
         if saved.state["kind"] == "model":
             stored = {name.removeprefix("model/"): value for name, value in saved.tensors.items() if name.startswith("model/")}
             return rebuild_(target, saved.state["segue"], stored, given)
-        _require_kind(saved, "handover")
+        require_kind(saved, "handover")
         plan = Plan.from_dict(saved.state["segue"]["plan"], **given)
         if optimizer is not None or lr_scheduler is not None:
             raise CheckpointError(
@@ -89,8 +92,21 @@ def load_(
                 "segue.load_(handover, folder, optimizer=optimizer).",
             )
         handover = _replace_as_saved_(target, plan, saved, undo)
-        restore_handover_(handover, saved)
+        _require_known(saved, None, allow_changes)
+        restore_handover_(handover, saved, allow_changes)
         return handover
+
+
+def _require_known(saved: Checkpoint, optimizer: Optimizer | None, allow_changes: Sequence[str]) -> None:
+    options = {} if optimizer is None else changes.of_optimizer(optimizer.param_groups)
+    with folders.understood(saved.folder):
+        changes.require_known(allow_changes, [*settings_of(saved.state["segue"]), "total_steps", *options])
+
+
+def settings_of(record: dict[str, Any]) -> dict[str, Any]:
+    """Return what shapes a handover, by name; a length that is not known yet is left out."""
+    total = record["total_steps"]
+    return changes.of_plan(record["plan"]) | ({} if total is None else {"total_steps": total})
 
 
 def _replace_as_saved_(model: nn.Module, plan: Plan, saved: Checkpoint, undo: Undo) -> Handover:
@@ -186,9 +202,9 @@ def _backbone_hash(handover: Handover) -> str:
     return handover.backbone_hash
 
 
-def restore_handover_(handover: Handover, saved: Checkpoint, **parts: Any) -> None:
+def restore_handover_(handover: Handover, saved: Checkpoint, allow_changes: Sequence[str] = (), **parts: Any) -> None:
     """Set a handover, and its optimizer and learning-rate scheduler, to what a checkpoint holds."""
-    _require_kind(saved, "handover")
+    require_kind(saved, "handover")
     state, schedule = saved.state, handover.plan.schedule
     with folders.understood(saved.folder):
         targets, teachers = _handover_tensors(handover), state["segue"]["teachers"]
@@ -201,31 +217,34 @@ def restore_handover_(handover: Handover, saved: Checkpoint, **parts: Any) -> No
                 "The weights around the sites differ from those it was trained with.",
                 "load the same pretrained model first. Nothing was changed.",
             )
-    with _restoring(handover.model, targets, saved, **parts) as undo:
+        changes.require_same(settings_of(state["segue"]), settings_of(handover.describe()), allow_changes)
+    with _restoring(handover.model, targets, saved, allow_changes, **parts) as undo:
         if state["schedule"] is not None:
             restoring.load_part(schedule, "schedule", state["schedule"], undo)
         total = state["segue"]["total_steps"] if handover.total_steps is None else None
         handover.resume_at(step_of(saved), total)
 
 
-def restore_training_(model: nn.Module, saved: Checkpoint, **parts: Any) -> int:
+def restore_training_(model: nn.Module, saved: Checkpoint, allow_changes: Sequence[str] = (), **parts: Any) -> int:
     """Set the training of a plain model to what a checkpoint holds, and return its step."""
-    _require_kind(saved, "training")
+    require_kind(saved, "training")
     step, targets = step_of(saved), _model_tensors(model)
     precision.require_same(targets, saved.tensors, "first")
-    with _restoring(model, targets, saved, **parts):
+    with _restoring(model, targets, saved, allow_changes, **parts):
         return step
 
 
 @contextmanager
-def _restoring(model: nn.Module, targets: dict[str, Tensor], saved: Checkpoint, **parts: Any) -> Iterator[Undo]:
+def _restoring(
+    model: nn.Module, targets: dict[str, Tensor], saved: Checkpoint, allow_changes: Sequence[str], **parts: Any
+) -> Iterator[Undo]:
     """Check all of a checkpoint, then write tensors, parts and random states, and let a `with` block write the rest."""
     _, state, tensors = saved
     with folders.understood(saved.folder), restoring.undoing() as undo:
         stored = {name: value for name, value in tensors.items() if name.startswith(("students/", "backbone/", "model/"))}
         packing.require_same_shapes(targets, stored)
         given = {what: part for what, part in parts.items() if part is not None}
-        states = {what: restoring.state_of(part, what, state, tensors, model) for what, part in given.items()}
+        states = {what: restoring.state_of(part, what, saved, model, allow_changes) for what, part in given.items()}
         random = restoring.random_states(state, tensors)
         for what, part in given.items():
             restoring.load_part(part, what, states[what], undo)
@@ -273,7 +292,8 @@ def _check_hashes(found: dict[str, str], saved: dict[str, str]) -> None:
 CONTENTS = {"handover": "a running handover", "model": "a finalized model", "training": "a plain model in training"}
 
 
-def _require_kind(saved: Checkpoint, kind: str) -> None:
+def require_kind(saved: Checkpoint, kind: str) -> None:
+    """Refuse a checkpoint of something else."""
     found = str(saved.state.get("kind"))
     if found != kind:
         raise CheckpointError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from segue.checkpoint import changes
+from segue.checkpoint.state import settings_of
 from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import fingerprint
 from segue.errors import CheckpointError, HandoverError, SegueWarning
@@ -19,8 +21,9 @@ KEY = "segue"  # of our state in a framework's checkpoint
 class Driver:
     """Drive one handover from the events of a framework."""
 
-    def __init__(self, plan: Plan, *, finalize: bool = True) -> None:
+    def __init__(self, plan: Plan, *, finalize: bool = True, allow_changes: Sequence[str] = ()) -> None:
         self.plan = plan
+        self.allow_changes = allow_changes  # settings that may differ from those of a checkpoint
         self.finalize = finalize  # leave the students alone in the model when training ends
         self.running = False
         self._handover: Handover | None = None
@@ -87,15 +90,15 @@ class Driver:
                 "The checkpoint contains none: it was written without this callback.",
                 "resume from a checkpoint of the same script, or start again.",
             )
-        steps = f"Its run has {saved['total_steps']} steps, this one {now['total_steps']}."
         for what, found, hint in (
-            ("plan", "The checkpoint has another plan.", "give the callback the plan of the checkpoint."),
-            ("total_steps", steps, "give the same length."),
             ("teachers", "Its teachers have other weights.", "load the same pretrained model first."),
             ("original", "It distils from other weights.", "build the model as before: the same files, the same seed."),
         ):
             if now[what] != saved[what]:
                 raise CheckpointError(f"the handover cannot resume at step {step}.", found, hint)
+        settings = settings_of(now)
+        changes.require_known(self.allow_changes, settings)
+        changes.require_same(settings_of(saved), settings, self.allow_changes)
         if saved["schedule"] is not None:
             self.plan.schedule.load_state_dict(saved["schedule"])  # type: ignore[attr-defined]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -32,11 +32,12 @@ class HandoverCallback(Driver, Callback):
     `module` names the part of the LightningModule that `training_step` calls (`self.model(...)`); sites are relative to it.
     It is changed before `configure_optimizers`. Guidance and distillation are added to what `training_step` returns.
     Lightning's own checkpoints resume bit for bit, random states included. When `fit` ends, the students are alone in the
-    model (`finalize=False` leaves the handover open); `callback.handover` is the running handover.
+    model (`finalize=False` leaves the handover open); `callback.handover` is the running handover. A checkpoint of another
+    plan or length is refused, unless `allow_changes=("plan.schedule",)` names what differs.
     """
 
-    def __init__(self, plan: Plan, *, module: str = "model", finalize: bool = True) -> None:
-        super().__init__(plan, finalize=finalize)
+    def __init__(self, plan: Plan, *, module: str = "model", finalize: bool = True, allow_changes: Sequence[str] = ()) -> None:
+        super().__init__(plan, finalize=finalize, allow_changes=allow_changes)
         self.module = module
         self._loaded: dict[str, Any] | None = None  # from a checkpoint
         self._kept: dict[str, Any] = {}  # for the next checkpoint

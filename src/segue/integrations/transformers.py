@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -28,11 +29,12 @@ class HandoverCallback(Driver, TrainerCallback):
 
     The model is changed when Trainer is created, so its optimizer has the students. Guidance and distillation are added to the
     model's loss. Trainer's own checkpoints resume bit for bit. When training ends, the students are alone in the model
-    (`finalize=False` leaves the handover open); `callback.handover` is the running handover.
+    (`finalize=False` leaves the handover open); `callback.handover` is the running handover. A checkpoint of another plan or
+    length is refused, unless `allow_changes=("plan.schedule",)` names what differs.
     """
 
-    def __init__(self, plan: Plan, *, finalize: bool = True) -> None:
-        super().__init__(plan, finalize=finalize)
+    def __init__(self, plan: Plan, *, finalize: bool = True, allow_changes: Sequence[str] = ()) -> None:
+        super().__init__(plan, finalize=finalize, allow_changes=allow_changes)
         self._batches = 1  # in the current optimizer step
         self._world = 1  # Trainer's factor of the loss if it counts tokens over all processes
         self._reached: list[bool] = []  # for each auxiliary loss since the last step: whether a backward reached it

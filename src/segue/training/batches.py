@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from segue.core import randomness
+from segue.core import randomness, tensor_files
 from segue.core.blending import tensors
 from segue.errors import DataError
+
+HASHED = 1 << 16  # numbers of each tensor of a batch
 
 
 class Stream:
@@ -27,13 +30,19 @@ class Stream:
         self.per_epoch = _length(batches)
         self.epoch = 0
         self.taken = 0  # of this epoch
+        self.first = ""  # the fingerprint of the first batch of the epoch that began last
         self._iterator: Iterator[Any] | None = None
         self._once = isinstance(batches, Iterator)
 
     def skip(self, count: int) -> None:
-        """Skip this many batches."""
+        """Skip this many batches, in such a way that `first` is known afterwards."""
         if self.per_epoch is not None and not self._once:
+            ended = count > 0 and count % self.per_epoch == 0
             self.epoch, count = divmod(count, self.per_epoch)
+            if ended:  # no batch of the next epoch is read yet
+                self.epoch -= 1
+                self._first()
+                self.epoch, self.taken, self._iterator = self.epoch + 1, 0, None
         for _ in range(count):
             next(self)
 
@@ -64,7 +73,7 @@ class Stream:
             randomness.seed_all(self.seed, self.epoch, 0x5E6)
             self._iterator = iter(self.batches)
             for batch in self._iterator:
-                self.taken = 1
+                self.taken, self.first = 1, fingerprint(batch)
                 return batch
         raise DataError("there are no batches.", "The iterable yields nothing.", "give one that yields at least one batch.")
 
@@ -99,6 +108,21 @@ def size(batch: Any) -> int:
         if tensor.dim():
             return len(tensor)
     return 1
+
+
+def fingerprint(batch: Any) -> str:
+    """Describe the tensors of a batch by their shapes, and hash the first numbers of each.
+
+    >>> import torch
+    >>> fingerprint({"ids": torch.zeros(8, 3)})
+    '0b83fc8b, float32 (8, 3)'
+    """
+    digest, shapes = hashlib.sha256(), []
+    for tensor in tensors(batch):
+        shapes.append(f"{tensor.dtype} {tuple(tensor.shape)}".removeprefix("torch."))
+        if tensor.layout == torch.strided and not tensor.is_meta:
+            digest.update(tensor_files.memory(tensor.detach().reshape(-1)[:HASHED].cpu().contiguous()))
+    return ", ".join([digest.hexdigest()[:8], *shapes])
 
 
 def mapped(change: Any, batch: Any) -> Any:

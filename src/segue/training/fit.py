@@ -19,7 +19,6 @@ from segue.core import randomness
 from segue.core.blending import padding_mask
 from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import full
-from segue.errors import CheckpointError
 from segue.plan import Plan
 from segue.sites import select
 from segue.training import distributed, nonfinite
@@ -29,7 +28,7 @@ from segue.training.distributed import Processes
 from segue.training.evaluation import Evaluator, MetricsLog, RunningMeans, evaluation_steps, flat
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
-from segue.training.resume import Checkpoints, Interruption
+from segue.training.resume import Checkpoints, Interruption, settings_of
 from segue.training.tasks import LossFn, Scores
 from segue.training.undo import Undo, remove_released
 from segue.training.weights import FiniteWeights
@@ -60,7 +59,8 @@ def fit(
     validation: Iterable[Any] | None = None,
     scores: Scores | None = None,
     folder: str | os.PathLike[str] | None = None,
-    resume: bool = False,
+    resume: bool | str | os.PathLike[str] = False,
+    allow_changes: Sequence[str] = (),
     evaluations: int | Sequence[int] = EVALUATIONS,
     checkpoint_every: int | None = None,
     measure: Callable[[Handover], dict[str, Any]] | None = None,
@@ -77,9 +77,11 @@ def fit(
     the blend and for the students alone, and adds the similarity of both sides at every site and what `measure(handover)`
     returns; `on_eval(metrics)` is called with the result.
     With a `folder`, metrics go to metrics.jsonl and the state to checkpoints/, ten times a run or every `checkpoint_every`
-    steps, on Ctrl-C and on SIGTERM; `resume=True` continues from there bit for bit. When fit fails or is stopped, the model
-    is as it was before (unless FSDP2 has sharded it), and what it learned is in the checkpoint. Launched in several
-    processes, each takes its part of every batch; with `split_batches=False` each process reads batches of its own.
+    steps, on Ctrl-C and on SIGTERM; `resume=True` continues from there bit for bit, `resume="path of a checkpoint"` from
+    that one. A recipe, plan, length or data other than those of the checkpoint are refused, and what differs is listed;
+    `allow_changes=("recipe.lr",)` says that it may. When fit fails or is stopped, the model is as it was before (unless
+    FSDP2 has sharded it), and what it learned is in the checkpoint. Launched in several processes, each takes its part of
+    every batch; with `split_batches=False` each process reads batches of its own.
     """
     path = None if folder is None else Path(folder)
     accelerator = distributed.accelerator(recipe, trackers, path)
@@ -89,7 +91,7 @@ def fit(
     with locked_on_rank_0(path), locked_on_rank_0(path and path / "checkpoints"):  # no other process trains or saves there
         stream = Stream(batches, seed=recipe.seed)
         total = recipe.total_steps(stream.per_epoch)
-        checkpoints = Checkpoints(path, checkpoint_every, total, resume=resume)
+        checkpoints = Checkpoints(path, checkpoint_every, total, resume=resume, allow_changes=allow_changes)
         if accelerator.is_main_process:
             remove_released(path)
         sharded = processes.world > 1 and recipe.shard
@@ -262,6 +264,7 @@ class Loop:
         scaler = self.accelerator.scaler
         return {
             "total_steps": self.total,
+            "settings": settings_of(self),
             "scaler": None if scaler is None else scaler.state_dict(),
             "seconds": self.seconds,
             "skipped": self.skipped,
@@ -270,12 +273,6 @@ class Loop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where an earlier process stopped."""
-        if state["total_steps"] != self.total:
-            raise CheckpointError(
-                f"a training of {state['total_steps']} steps cannot resume with {self.total}.",
-                "Its schedules depend on the number of steps.",
-                "give the same recipe, or another folder.",
-            )
         if self.accelerator.scaler is not None and state["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.seconds, self.skipped = state["seconds"], state["skipped"]

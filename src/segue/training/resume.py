@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import signal
 import sys
 import threading
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from segue.checkpoint import folders
+from segue.checkpoint import changes, folders
 from segue.checkpoint import state as checkpoint
+from segue.checkpoint.packing import TensorBag
+from segue.checkpoint.ranks import on_rank_0
 from segue.errors import CheckpointError, SegueWarning, printable
+from segue.plan import encode
+from segue.training.tasks import Classification
 
 if TYPE_CHECKING:
     from segue.training.fit import Loop
@@ -52,15 +59,40 @@ class Interruption:
         raise SystemExit(128 + number)
 
 
+FREE = ("steps", "epochs", "compile", "shard", "on_nan")  # of a recipe: the length is compared as total_steps
+
+
+def settings_of(loop: Loop) -> dict[str, Any]:
+    """Return what shapes a training besides the plan and its length, by name, as plain data."""
+    recipe = {f.name: encode(getattr(loop.recipe, f.name)) for f in dataclasses.fields(loop.recipe) if f.name not in FREE}
+    settings = {f"recipe.{name}": value for name, value in recipe.items()}
+    if isinstance(loop.loss_fn, Classification):  # a loss of the user's own cannot be compared
+        settings["loss.label_smoothing"] = loop.loss_fn.label_smoothing
+    readers = 1 if loop.processes.split else loop.processes.world
+    batches = {"per_epoch": loop.stream.per_epoch, "first": loop.stream.first, "processes": readers}
+    return settings | {f"batches.{name}": value for name, value in batches.items()}
+
+
 class Checkpoints:
     """The checkpoints of one training, in the folder of fit()."""
 
-    def __init__(self, folder: Path | None, every: int | None, total: int, *, resume: bool) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        every: int | None,
+        total: int,
+        *,
+        resume: bool | str | os.PathLike[str],
+        allow_changes: Sequence[str],
+    ) -> None:
         self.folder = folder
         self.place = Path() if folder is None else folder / "checkpoints"
+        self.source = self.place if isinstance(resume, bool) else Path(resume)
+        self.allow_changes = (allow_changes,) if isinstance(allow_changes, str) else tuple(allow_changes)
         self.every = every or max(1, total // CHECKPOINTS)
-        self.exist = folder is not None and folders.exist(self.place)
-        if self.exist and not resume:
+        there = folder is not None and folders.exist(self.place)
+        self.exist = there or not isinstance(resume, bool)
+        if there and resume is False:
             raise CheckpointError(
                 f"{folder} already contains a training.",
                 "fit() does not overwrite it.",
@@ -80,15 +112,35 @@ class Checkpoints:
                 loop.checkpoint = checkpoint.save_training(loop.model, loop.done, self.place, **parts)
 
     def load(self, loop: Loop) -> None:
-        """Set a training to the step of the latest checkpoint."""
+        """Set a training to the step of its latest checkpoint, or of the given one."""
+        saved, handover = folders.read(self.source), loop.handover
+        checkpoint.require_kind(saved, "training" if handover is None else "handover")
+        with folders.understood(saved.folder):
+            state = TensorBag(saved.tensors).unpack(saved.state["lr_scheduler"])
+            was = {"total_steps": state["total_steps"], **state.get("settings", {})}  # 0.1.0 saved no more
+        now = {"total_steps": loop.total, **settings_of(loop)}
+        if handover is not None:
+            was |= checkpoint.settings_of(saved.state["segue"])
+            now |= checkpoint.settings_of(handover.describe())
+        changes.require_known(self.allow_changes, [*now])
+        first = {"batches.first": was.pop("batches.first")} if "batches.first" in was else {}
+        self._require_same(was, now)
+        taken = checkpoint.step_of(saved) * was.get("recipe.accumulate", loop.recipe.accumulate)
+        loop.stream.skip(taken)  # before the random states are set
+        self._require_same(first, settings_of(loop))
         parts: dict[str, Any] = {"optimizer": loop.raw_optimizer, "lr_scheduler": loop}
-        loop.stream.skip(checkpoint.saved_step(self.place) * loop.recipe.accumulate)  # before the random states are set
-        if loop.handover is not None:
-            checkpoint.load_(loop.handover, self.place, **parts)
-            loop.done = loop.handover.steps_done
+        allowed = [name.partition(".")[2] for name in now if changes.allows(self.allow_changes, name)]
+        may = (*self.allow_changes, "optimizer.lr", *(f"optimizer.{name}" for name in allowed))  # a recipe sets the rate
+        if handover is not None:
+            checkpoint.restore_handover_(handover, saved, may, **parts)
+            loop.done = handover.steps_done
         else:
-            loop.done = checkpoint.load_training_(loop.model, self.place, **parts)
-        loop.checkpoint = self.place
+            loop.done = checkpoint.restore_training_(loop.model, saved, may, **parts)
+        loop.checkpoint = saved.folder
+
+    def _require_same(self, was: dict[str, Any], now: dict[str, Any]) -> None:
+        """Compare in the process that wrote: with batches of their own, the others began with other ones."""
+        on_rank_0(lambda: changes.require_same(was, now, self.allow_changes), "the training does not resume.")
 
     def __str__(self) -> str:
         return "nothing is saved (fit has no folder)" if self.folder is None else f"resume from {self.folder}"

@@ -1,0 +1,111 @@
+"""The settings that shape a run, compared with those of its checkpoint; a difference is refused unless it is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from segue.errors import CheckpointError, ConfigError, SegueError, nearest
+from segue.plan import decode, encode
+
+PLAN_FREE = ("format", "release", "unreached")  # of a plan: they do not change what is learned
+OPTIMIZER_FREE = ("params", "param_names", "foreach", "fused", "capturable", "differentiable", "initial_lr")
+SCHEDULED = ("lr", "betas", "momentum", "max_lr", "min_lr", "max_momentum", "base_momentum")  # by torch's schedulers
+LONGEST = 80  # characters of a value in an error
+
+
+def of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the settings of a saved plan that shape a run, each as this version of Segue writes it."""
+    return {f"plan.{name}": _today(value) for name, value in plan.items() if name not in PLAN_FREE}
+
+
+def of_optimizer(groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Name the options of an optimizer that shape a run, group by group; those that a scheduler moves are its own."""
+    moved = SCHEDULED if any("initial_lr" in group for group in groups) else ()
+    names = {name: None for group in groups for name in group if name not in (*OPTIMIZER_FREE, *moved)}
+    values = {name: [_plain(group.get(name)) for group in groups] for name in names}
+    return {f"optimizer.{name}": each[0] if len(each) == 1 else each for name, each in values.items()}
+
+
+def _plain(option: Any) -> Any:
+    return option.tolist() if isinstance(option, Tensor) else encode(option)
+
+
+def keep_allowed(saved: list[dict[str, Any]], optimizer: Optimizer, allow_changes: Collection[str]) -> None:
+    """Let the options of an optimizer that may change replace the saved ones."""
+    for group, now in zip(saved, optimizer.param_groups, strict=True):
+        may = [name for name in now if name != "params" and allows(allow_changes, f"optimizer.{name}")]
+        group.update({name: now[name] for name in may})
+
+
+def allows(allow_changes: Collection[str], name: str) -> bool:
+    """Return whether a setting may change: it is named by its path, the beginning of it, or its last part.
+
+    >>> [allows(("lr", "plan"), name) for name in ("recipe.lr", "plan.gate", "recipe.seed")]
+    [True, True, False]
+    """
+    return any(name == part or name.startswith(f"{part}.") or name.endswith(f".{part}") for part in allow_changes)
+
+
+def require_known(allow_changes: Collection[str], names: Collection[str]) -> None:
+    """Refuse a permission that names no setting."""
+    for part in allow_changes:
+        if not any(allows((part,), name) for name in names):
+            raise ConfigError(
+                f"allow_changes has {part!r}, which is not a setting of this run.",
+                nearest(part, sorted(names)),
+                f"the settings are {', '.join(sorted(names))}. Nothing was changed.",
+            )
+
+
+def require_same(saved: Mapping[str, Any], given: Mapping[str, Any], allow_changes: Collection[str]) -> None:
+    """Refuse settings that differ from those of a checkpoint; what one of the two does not know is not compared."""
+    both = [name for name in given if name in saved and not allows(allow_changes, name)]
+    if not (different := [name for name in both if saved[name] != given[name]]):
+        return
+    listed = "; ".join(f"{name}: {_shown(saved[name])} -> {_shown(given[name])}" for name in different)
+    names = ", ".join(map(repr, different)) + ("," if len(different) == 1 else "")
+    raise CheckpointError(
+        "the run of the checkpoint has other settings.",
+        f"Saved -> given: {listed}.",
+        f"give the saved ones, or allow it: allow_changes=({names}), --allow-changes in commands. Nothing was changed.",
+    )
+
+
+def _today(value: Any) -> Any:
+    """Write a part of a saved plan as it is written today; of a user's own part, the name without where it was defined."""
+    try:
+        return encode(decode(value, "plan"))
+    except SegueError:
+        return _own_names(value)
+
+
+def _own_names(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_own_names(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {name: _own_names(item) for name, item in value.items()}
+    if isinstance(name := value.get("unsaved"), str):
+        found["unsaved"] = name.rpartition("<locals>.")[2]
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = _text(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    if not isinstance(value, dict):
+        return repr(value)
+    if "unsaved" in value:
+        return f"your own {value['unsaved']}"
+    inside = value.get("mapping", value)
+    fields = ", ".join(f"{name}={_text(item)}" for name, item in inside.items() if name != "kind")
+    return f"{str(value.get('kind', '')).rpartition('.')[2]}({fields})"
