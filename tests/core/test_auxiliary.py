@@ -74,6 +74,23 @@ def test_distillation_takes_logits_where_the_user_says():
     torch.testing.assert_close(handover.aux_loss(), LogitDistillation()(theirs[:, :2], ours[:, :2], None))
 
 
+class WithFeatures(Net):
+    """Return the features first, and the logits by name."""
+
+    def forward(self, x):
+        features = 10 * x.mean(1)
+        return {"features": features, "logits": super().forward(x)}
+
+
+def test_distillation_takes_the_logits_of_a_dictionary():
+    plan = segue.Plan(sites=SITES, schedule=constant(0.0), distill=LogitDistillation())
+    handover, x = segue.replace_(WithFeatures().train(), plan, total_steps=10), batch()[0]
+    with handover.as_teacher(), torch.no_grad():
+        theirs = handover.model(x)["logits"]
+    ours = handover.model(x)["logits"]
+    torch.testing.assert_close(handover.aux_loss(), LogitDistillation()(theirs, ours, None))
+
+
 def test_on_teacher_stream_compares_with_a_full_teacher_pass():
     handover = start(segue.methods.fitnets(sites=SITES))
     x, _ = batch()
@@ -239,6 +256,21 @@ def test_forgetting_the_auxiliary_loss_is_noticed():
 def test_asking_before_a_forward_is_an_error():
     with pytest.raises(HandoverError, match="No training forward"):
         guided(FeatureGuidance()).aux_loss()
+
+
+def test_a_step_forgets_the_forwards_before_it():
+    handover = guided(FeatureGuidance(schedule=constant(1.0)))
+    handover.model(batch()[0])
+    handover.aux_loss().backward()
+    handover.model(batch(1)[0])  # for a look at the outputs, without a loss
+    handover.step()
+    with pytest.raises(HandoverError, match="No training forward"):
+        handover.aux_loss()
+    handover.model(batch()[0])
+    alone = handover.aux_loss().item()
+    fresh = guided(FeatureGuidance(schedule=constant(1.0)))
+    fresh.model(batch()[0])
+    assert alone == pytest.approx(fresh.aux_loss().item(), rel=1e-6)
 
 
 def test_guidance_ends_with_its_schedule_and_the_teacher_with_it():

@@ -73,6 +73,28 @@ def test_the_backbone_follows_the_mode_when_asked(settings):
     assert same_state(model.state_dict(), original)
 
 
+def test_a_model_that_has_changed_its_mode_keeps_the_new_one_everywhere():
+    model = Net(dropout=0.5).eval()
+    handover = segue.replace_(model, segue.Plan(sites=SITES), total_steps=5)
+    model.train()
+    assert not model.blocks[0].mlp[2].training  # pinned, as the backbone is
+    handover.cancel_()
+    assert all(module.training for module in model.modules())
+
+
+def test_a_cancellation_that_fails_brings_nothing_back():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    handover = segue.replace_(model, segue.Plan(sites="1", train="all"), total_steps=5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    trained = copy.deepcopy(model.state_dict())
+    handover._backbone._tensors["2.bias"] = torch.zeros(5)  # cannot be copied; what comes before it can
+    with pytest.raises(RuntimeError, match="size"):
+        handover.cancel_()
+    assert same_state(model.state_dict(), trained)
+
+
 def test_evaluation_restores_each_modules_own_mode():
     model = Net().train()
     model.blocks[1].eval()

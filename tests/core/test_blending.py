@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from transformers import DynamicCache
 
-from segue.core.blending import call_arguments, detached, first_floating, mix, padding_mask, tensors
+from segue.core.blending import call_arguments, detached, first_floating, fork_caches, mix, padding_mask, tensors
 from segue.errors import StudentError
 from segue.sites import Site
 from tests.helpers.tiny import same_bits
@@ -55,6 +56,32 @@ def test_a_batch_is_read_as_the_model_is_called():
     assert call_arguments(x) == ((x,), {})
     assert call_arguments([x, y]) == ((x, y), {})
     assert call_arguments({"x": x}) == ((), {"x": x})
+
+
+def test_a_teachers_cache_follows_the_moves_of_the_students():
+    cache = DynamicCache()
+    cache.update(torch.arange(3.0).view(3, 1, 1, 1), torch.zeros(3, 1, 1, 1), 0)
+    (teachers,), _ = fork_caches((cache,), {})
+    assert teachers is not cache
+    teachers.update(torch.full((3, 1, 1, 1), 9.0), torch.zeros(3, 1, 1, 1), 0)  # its own past
+    cache.reorder_cache(torch.tensor([2, 0, 1]))
+    assert cache.layers[0].keys.flatten().tolist() == [2.0, 0.0, 1.0]
+    assert teachers.layers[0].keys[:, 0, :, 0].tolist() == [[2.0, 9.0], [0.0, 9.0], [1.0, 9.0]]
+    cache.batch_repeat_interleave(2)
+    assert teachers.layers[0].keys.shape[0] == cache.layers[0].keys.shape[0] == 6
+    assert fork_caches((cache,), {})[0][0] is teachers
+
+
+def test_a_cache_of_ones_own_needs_no_moves():
+    class Own:
+        def update(self, keys, values, layer): ...
+        def get_seq_length(self):
+            return 0
+
+    cache = Own()
+    _, given = fork_caches((), {"past": cache})
+    assert isinstance(given["past"], Own)
+    assert not hasattr(cache, "reorder_cache")
 
 
 def test_guidance_compares_the_first_floating_tensor_of_an_output():

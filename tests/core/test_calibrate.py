@@ -9,6 +9,7 @@ from segue.errors import HandoverError, StudentError
 from segue.students import Fourier, LeastSquares, LinearAttention, Performer, Softmax
 from segue.students.initialisation import RegressionSums
 from tests.helpers.models import CASES, build, mlp, rows
+from tests.helpers.tiny import SITES, Net, batch
 
 CASE = {case.name: case for case in CASES}
 
@@ -120,6 +121,29 @@ def test_a_students_own_linear_map_is_named():
     with pytest.raises(StudentError, match="something comes after it"):
         handover.calibrate([rows().args[0]], LeastSquares(output="0"))
     assert torch.equal(handover.seams["2"].student[0].weight, before)
+
+
+def test_a_site_that_the_batches_never_reach_is_named():
+    model = build(mlp)
+    handover = segue.replace_(model, segue.Plan(sites="2", student=lambda t, s: nn.Linear(16, 16)), total_steps=2)
+    with pytest.raises(HandoverError, match="'2'"):
+        handover.calibrate([], LeastSquares(output=""))
+
+
+def test_the_batches_are_read_without_dropout_whatever_the_mode():
+    def fitted(mode: bool) -> torch.Tensor:
+        def student(teacher, site):
+            linear = nn.Linear(8, 8)
+            torch.nn.init.eye_(linear.weight)
+            return linear
+
+        model = Net(dropout=0.5).train(mode)
+        handover = segue.replace_(model, segue.Plan(sites=SITES, student=student, backbone="train"), total_steps=2)
+        handover.calibrate([batch()[0]], LeastSquares(output=""))
+        assert model.training == mode
+        return handover.seams["blocks.2.attn"].student.weight
+
+    assert torch.equal(fitted(True), fitted(False))
 
 
 def test_bert_has_no_output_projection_inside_its_site():

@@ -73,3 +73,13 @@ def test_a_wrapped_model_is_verified_and_measured(engine, ranks):
         assert found["passed"]
         assert all(-1 <= cosine <= 1 for cosine in found["cosines"])
         assert found["losses"] == found["undisturbed"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("engine", workers.ENGINES)
+def test_students_are_calibrated_on_the_batches_of_all_processes(engine, ranks, tmp_path):
+    single = workers.calibrate("one", tmp_path)
+    for found in ranks[f"calibrate {engine}"]:
+        assert found["after"] == pytest.approx(single["after"], rel=1e-4)
+        for name, weight in single["weights"].items():
+            torch.testing.assert_close(found["weights"][name], weight, rtol=1e-3, atol=1e-5)

@@ -45,6 +45,16 @@ def test_seeds_depend_on_every_number():
     assert len(set(drawn)) == 3
 
 
+def test_one_number_is_the_seed_that_torch_takes():
+    with randomness.kept():
+        randomness.seed_all(2**40 + 3)
+        found = draw()
+        random.seed(2**40 + 3)
+        torch.manual_seed(2**40 + 3)
+        np.random.seed((2**40 + 3) % 2**32)
+        assert draw() == found
+
+
 def test_one_process_restores_its_own_state_and_a_new_one_keeps_its_own():
     gathered = randomness.states_of_every_rank()
     assert len(gathered) == 1

@@ -55,6 +55,25 @@ def test_a_teacher_is_free_only_if_no_later_step_needs_it():
     assert closed_for_good(segue.Plan(sites="here", schedule=Linear(until=0.5)), HERE, 5, 10)
 
 
+@pytest.mark.parametrize(
+    ("step", "total", "first", "last"),
+    [(2, 10, 5, 5), (0, 10_000, 7_777, 7_777), (20_000, 30_000, 25_000, 25_000), (0, 35_000, 29_000, 29_002)],
+)
+def test_a_single_later_step_is_seen_and_in_a_long_run_one_of_a_few(step, total, first, last):
+    asked = []
+
+    def schedule(progress, site):
+        asked.append(round(progress * total))
+        return 0.5 if first <= asked[-1] <= last else 0.0
+
+    assert not closed_for_good(segue.Plan(sites="here", schedule=schedule), HERE, step, total)
+    asked.clear()
+    first = last = total + 1
+    assert closed_for_good(segue.Plan(sites="here", schedule=schedule), HERE, step, total)
+    assert len(asked) <= 2 * 10_000
+    assert (asked[0], asked[-1]) == (step, total)
+
+
 def test_compiled_code_closes_sites_in_groups_and_opens_them_at_once():
     closing, seen = [], set()
     for number in range(1, 7):

@@ -34,7 +34,7 @@ def jobs(folder: Path) -> dict[str, Callable[[], Any]]:
     """Return every job under every engine, by name."""
     found = {}
     for engine in ENGINES:
-        found |= {f"{job.__name__} {engine}": partial(job, engine, folder) for job in (train, release, resume, verify)}
+        found |= {f"{job.__name__} {engine}": partial(job, engine, folder) for job in JOBS}
     return found
 
 
@@ -234,6 +234,16 @@ def verify(engine: str, folder: Path) -> dict[str, Any]:
     passed = run.handover.verify(x, optimizer=run.optimizer).passed
     cosines = [measured.cosine for measured in run.handover.similarity(x).values()]
     return {"passed": passed, "cosines": cosines, "losses": run.train(2), "undisturbed": undisturbed.train(2)}
+
+
+def calibrate(engine: str, folder: Path) -> dict[str, Any]:
+    """Fit students on this rank's part of the batch."""
+    run = Run(engine, segue.Plan(sites=SITES, student=segue.students.LinearAttention()))
+    fitted = run.handover.calibrate([mine(batch()[0])])
+    return {"after": [fit.after for fit in fitted.values()], "weights": run.weights()}
+
+
+JOBS = (train, release, resume, verify, calibrate)
 
 
 @contextlib.contextmanager

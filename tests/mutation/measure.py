@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from typing import Any
@@ -98,7 +99,7 @@ class RoomTests:
     def of(self, mutant: Mutant, budget: float) -> dict[str, float]:
         """Return the tests that reach a mutant and their seconds, the fastest first; then those of which that is not known.
 
-        The sum of their seconds stays within the budget, except for the first.
+        With a budget the sum of their seconds stays within it, and only tests that are known to reach the mutant are run.
         """
         reaching, unknown = {}, {}
         for test, facts in self.tests.items():
@@ -110,12 +111,10 @@ class RoomTests:
             elif "processes" in facts["marks"] or (functions and "slow" in facts["marks"]):  # they compile, or run elsewhere
                 unknown[test] = facts["seconds"]
         fastest = [sorted(tests.items(), key=lambda test: test[1]) for tests in (reaching, unknown)]
-        found: dict[str, float] = {}
-        for test, seconds in fastest[0] + fastest[1]:
-            if found and sum(found.values()) + seconds > budget:
-                break
-            found[test] = seconds
-        return found
+        if budget == float("inf"):
+            return dict(fastest[0] + fastest[1])
+        spent = accumulate(seconds for _, seconds in fastest[0])
+        return {test: seconds for (test, seconds), sum_ in zip(fastest[0], spent, strict=True) if sum_ <= budget}
 
 
 def _by_function(source: str, lines: list[int]) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def _copy_state(x: Any) -> Any:
         return type(x)(_copy_state(value) for value in x)
     if isinstance(x, dict):
         return {key: _copy_state(value) for key, value in x.items()}
-    if _is_cache(x) or hasattr(x, "update"):
+    if hasattr(x, "update") and not isinstance(x, type):  # a cache, or a layer of one; it may name the class of its layers
         result = copy.copy(x)
         result.__dict__ = {key: _copy_state(value) for key, value in x.__dict__.items()}
         return result
