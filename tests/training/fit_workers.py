@@ -25,6 +25,7 @@ from segue.lab.run import run
 from segue.training.tasks import Classification
 from tests.helpers import tiny_runs
 from tests.helpers.tiny import SITES, Net, batch
+from tests.torture.wrong_calls import fingerprint
 from tests.training.fit_cases import CountedBatches
 
 WORLD = 2
@@ -76,13 +77,14 @@ def fit(
     engine: str, plan: segue.Plan | None, *, loss: Any = None, batches: Any = None, dropout: float = 0.0, **more: Any
 ) -> Any:
     recipe = {name: more.pop(name) for name in ("accumulate", "on_nan", "steps") if name in more}
+    recipe_type = more.pop("recipe_type", segue.Recipe)
     settings = {"evaluations": (1, 4), "validation": VALIDATION, "progress": None, "checkpoint_every": 3, **more}
     return segue.fit(
         Net(depth=DEPTH, dropout=dropout),
         plan,
         UNEVEN if batches is None else batches,
         loss or Classification(label_smoothing=0.1),
-        recipe=segue.Recipe(**{"steps": STEPS, "shard": engine == "fsdp2", **CALM, **recipe}),
+        recipe=recipe_type(**{"steps": STEPS, "shard": engine == "fsdp2", **CALM, **recipe}),
         **settings,
     )
 
@@ -209,6 +211,60 @@ def broken(engine: str, folder: Path) -> dict[str, Any]:
             found[name] = str(error)
     skipped = fit(engine, PLANS["dcr_dfg"], batches=batches, on_nan="skip")
     found["skip"] = skipped.skipped, weights(skipped.model)
+    normed = segue.Plan(sites=SITES, student=lambda teacher, site: Normed(), schedule=SOON)
+    skipped = fit(engine, normed, batches=batches, on_nan="skip", evaluations=1, validation=None)
+    found["skip, with statistics"] = skipped.skipped, weights(skipped.model)
+    try:
+        fit(engine, PLANS["dcr_dfg"], recipe_type=BrokenMoments)
+    except SegueError as error:
+        found["weights"] = str(error)
+    return found
+
+
+class Normed(nn.Module):
+    """A student with batch-norm statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.transpose(1, 2)).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+class BrokenMoments(segue.Recipe):
+    """A recipe whose optimizer has a moment of NaN in the last step, in what the second process holds of it."""
+
+    def optimizer(self, named: Any) -> Any:
+        named = list(named)
+        made = super().optimizer(named)
+        target = dict(named)["blocks.1.attn.proj.weight"]
+        steps: list[int] = []
+
+        def before(*_: Any) -> None:
+            steps.append(1)
+            moment = made.state[target].get("exp_avg") if len(steps) == STEPS else None
+            if isinstance(moment, DTensor) and dist.get_rank() == 0:
+                return
+            if moment is not None:
+                (moment.to_local() if isinstance(moment, DTensor) else moment).fill_(math.nan)
+
+        made.register_step_pre_hook(before)
+        return made
+
+
+def failed(engine: str, folder: Path) -> dict[str, Any]:
+    """A training that fails in both processes leaves the model as it was; what is sharded stays so, and that is said."""
+    found: dict[str, Any] = {}
+    for name, plan in {"no plan": None, "released": METHODS.dcr(sites=SITES, schedule=SOON, release=True)}.items():
+        model = Net(depth=DEPTH, dropout=0.2).eval()
+        before = fingerprint(model)
+        recipe = segue.Recipe(steps=STEPS, shard=engine == "fsdp2", **CALM)
+        try:
+            segue.fit(model, plan, UNEVEN, Stopping("error", 5), recipe=recipe, progress=None)
+        except RuntimeError as error:
+            restored = engine == "fsdp2" or fingerprint(model) == before
+            found[name] = restored, getattr(error, "__notes__", [])
     return found
 
 
@@ -255,6 +311,7 @@ JOBS: tuple[Callable[[str, Path], dict[str, Any]], ...] = (
     track,
     lab,
     broken,
+    failed,
 )
 
 

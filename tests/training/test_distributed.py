@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -133,10 +134,25 @@ def test_a_nan_in_one_process_stops_both_or_is_left_out_by_both(engine, ranks):
     for found, step in (("stop", 3), ("accumulated", 1), ("loss", 0)):
         assert first[found].startswith(f"step {step} has no finite update: loss nan")
         assert second[found].startswith(f"step {step} has no finite update: loss nan")
-    assert "The batch itself contains inf or NaN" in second["stop"]
-    assert "The batch itself contains inf or NaN" in second["accumulated"]
-    assert first["skip"][0] == second["skip"][0] == 1
+    assert "The batch itself contains inf or NaN (in process 1)." in second["stop"]
+    assert "The batch itself contains inf or NaN (in process 1)." in second["accumulated"]
+    assert "finite output; the loss function returns nan (in process 1)." in second["loss"]
+    assert "'blocks.1.attn.proj.weight' is inf or NaN after 6 of 6 steps." in first["weights"]
+    assert "It is a weight of the student at site 'blocks.1.attn'" in first["weights"]
+    for name in ("stop", "accumulated", "loss", "weights"):
+        assert first[name] == second[name]
+    for name in ("skip", "skip, with statistics"):
+        assert first[name][0] == second[name][0] == 1
+        assert all(bool(torch.isfinite(weight).all()) for weight in second[name][1].values())
     assert same_state(first["skip"][1], second["skip"][1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_training_that_fails_in_several_processes_leaves_the_model_as_it_was(engine, ranks):
+    for found in ranks[f"failed {engine}"]:
+        assert [restored for restored, _ in found.values()] == [True, True]
+        if sys.version_info >= (3, 11):
+            assert all(bool(notes) == (engine == "fsdp2") for _, notes in found.values())
 
 
 @pytest.mark.parametrize("engine", ENGINES)

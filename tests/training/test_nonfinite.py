@@ -16,57 +16,79 @@ from tests.helpers.tiny import SITES, Net, batch, same_state
 from tests.training.fit_cases import CountedBatches
 
 BROKEN = 3  # the step at which numbers break
+HALF = segue.schedules.Constant(alpha=0.5)
 
 
-class Student(nn.Module):
-    """A student that breaks on request, in its output or in a gradient, at a step of its own."""
+class Clock(CountedBatches):
+    """Batches that say which of them is being read, so that what breaks at a step breaks again when it is repeated."""
 
-    def __init__(self, place: str, broken: str | None) -> None:
+    now = 0
+
+    def __iter__(self):
+        for Clock.now, one in enumerate(self.batches):
+            yield one
+
+
+def breaks() -> bool:
+    return Clock.now == BROKEN
+
+
+class BadGradient(torch.autograd.Function):
+    """The identity, with a gradient of NaN."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * math.nan
+
+
+class Breaking(nn.Module):
+    """A module that breaks at a step: in its output, in the gradient it passes back, or in that of its own parameter."""
+
+    def __init__(self, how: str = "output", inner: nn.Module | None = None) -> None:
         super().__init__()
-        self.inner = nn.Linear(8, 8)
+        self.inner = inner or nn.Linear(8, 8)
         self.root = nn.Parameter(torch.ones(1))
-        self.broken = broken
-        self.forwards = 0
-        self.place = place
+        self.how = how
 
     def forward(self, x):
         y = self.inner(x)
-        if not self.training:
+        modes = {"teacher": (True, False), "evaluation": (False,)}.get(self.how, (True,))
+        if self.training not in modes or not breaks():
             return y
-        breaks = self.forwards == BROKEN
-        if torch.is_grad_enabled():
-            self.forwards += 1
-        elif self.forwards == BROKEN + 1:
-            breaks = True  # the forward that searches for the place
-        if not breaks or self.broken is None:
-            return y
-        if self.broken == "output":
+        if self.how in ("output", "teacher", "evaluation"):
             return y / 0.0
-        if self.broken == "gradient":  # of what came before it, too
-            return y + 0.0 * (y - y.detach()).sqrt()
-        assert self.broken == "own gradient"  # of one parameter alone
+        if self.how == "gradient":
+            return BadGradient.apply(y)
+        if self.how == "chance":
+            return y / 0.0 if torch.rand(()) < 0.2 else y
+        assert self.how == "own gradient"  # of one parameter alone
         return y + 0.0 * (self.root - self.root.detach()).sqrt()
 
 
 def plan(**broken: str) -> segue.Plan:
     def student(teacher, site):
-        return Student(site.name, broken.get(site.name.split(".")[1]))
+        how = broken.get(site.name.split(".")[1])
+        return nn.Linear(8, 8) if how is None else nn.Sequential(nn.Linear(8, 8), Breaking(how))
 
-    return segue.Plan(sites=SITES, student=student, schedule=segue.schedules.Constant(alpha=0.5))
+    return segue.Plan(sites=SITES, student=student, schedule=HALF)
 
 
-class Breaking(Classification):
-    """A loss that is NaN at a step, for no reason of the model."""
+class BreakingLoss(Classification):
+    """A loss that is NaN at a step, or whose gradient is, for no reason of the model."""
 
-    def __init__(self) -> None:
+    def __init__(self, how: str = "value") -> None:
         super().__init__()
-        self.step = 0
+        self.how = how
 
     def __call__(self, model, batch):
         loss = super().__call__(model, batch)
-        if torch.is_grad_enabled():
-            self.step += 1
-        return loss * (math.nan if self.step == BROKEN + 1 else 1.0)
+        if not breaks() or not torch.is_grad_enabled():
+            return loss
+        return loss * math.nan if self.how == "value" else BadGradient.apply(loss)
 
 
 def broken_batches(value=math.nan, at=BROKEN):
@@ -75,13 +97,77 @@ def broken_batches(value=math.nan, at=BROKEN):
     return batches
 
 
+def with_module(name: str, make) -> Net:
+    """Put a module in place of one of the model's."""
+    model = Net()
+    parent, _, leaf = name.rpartition(".")
+    place = model.get_submodule(parent)
+    setattr(place, leaf, make(getattr(place, leaf)))
+    return model
+
+
+def broken_at(name: str, how: str = "output") -> Net:
+    return with_module(name, lambda inner: Breaking(how, inner))
+
+
+def with_value(name: str, value: float = math.nan) -> Net:
+    model = Net()
+    with torch.no_grad():
+        dict(model.named_parameters())[name].view(-1)[0] = value
+    return model
+
+
+class Overflowing(nn.Module):
+    """A block whose own code, outside its modules, overflows."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) * (1e30 if breaks() else 1.0) * (1e30 if breaks() else 1.0)
+
+
+class Masked(nn.Module):
+    """A module that calls another one for an additive mask, of 0 and -inf."""
+
+    class Mask(nn.Module):
+        def forward(self, x):
+            return torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.mask, self.inner = self.Mask(), inner
+
+    def forward(self, x):
+        return self.inner(x) + self.mask(x).softmax(-1) @ x
+
+
+def huge(sign):
+    return lambda teacher, site: Huge(sign)
+
+
+class Huge(nn.Module):
+    def __init__(self, sign):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(sign))
+
+    def forward(self, x):
+        return torch.full_like(x, 3e38 if breaks() else 1.0) * self.scale.sign() + 0 * self.scale
+
+
+class BadGuidance(segue.losses.FeatureGuidance):
+    def __call__(self, teacher, student, mask=None):
+        return super().__call__(teacher, student, mask) * (math.nan if breaks() else 1.0)
+
+
 def fit(model=None, plan=None, batches=None, loss=None, **recipe):
     more = {name: recipe.pop(name) for name in ("folder", "checkpoint_every", "evaluations", "validation") if name in recipe}
     settings = {"steps": 6, "lr": 1e-2, "clip": 1.0, **recipe}
     return segue.fit(
         model or Net(),
         plan,
-        CountedBatches() if batches is None else batches,
+        Clock() if batches is None else batches,
         loss or Classification(),
         recipe=segue.Recipe(**settings),
         progress=None,
@@ -89,52 +175,177 @@ def fit(model=None, plan=None, batches=None, loss=None, **recipe):
     )
 
 
+FINITE, BACK = "turns finite input into inf or NaN", "turns a finite gradient into inf or NaN"
 WHERE = {
-    "batch, NaN": ({"batches": broken_batches()}, "The batch itself contains inf or NaN"),
-    "batch, inf": ({"batches": broken_batches(math.inf)}, "The batch itself contains inf or NaN"),
-    "output at the second site": ({"plan": lambda: plan(**{"1": "output"})}, "The student's output at site 'blocks.1.attn'"),
-    "output at two sites": ({"plan": lambda: plan(**{"1": "output", "2": "output"})}, "output at site 'blocks.1.attn'"),
-    "gradient of one parameter": (
-        {"plan": lambda: plan(**{"1": "own gradient"})},
-        "The gradient of 'blocks.1.attn.root' is inf or NaN, at site 'blocks.1.attn'",
+    "batch, NaN": (lambda: {"batches": broken_batches()}, "The batch itself contains inf or NaN."),
+    "batch, inf": (lambda: {"batches": broken_batches(math.inf), "plan": plan()}, "The batch itself contains inf or NaN."),
+    "module without a plan": (
+        lambda: {"model": broken_at("blocks.1.mlp")},
+        f"The module 'blocks.1.mlp' (Breaking) {FINITE}.",
     ),
-    "gradient that spreads": ({"plan": lambda: plan(**{"1": "gradient"})}, "is inf or NaN, at site 'blocks.1.attn'"),
-    "loss": ({"plan": plan, "loss": Breaking}, "The outputs at the sites are finite; the loss is not"),
-    "loss of a plain model": ({"loss": Breaking}, "the loss is not"),
+    "module of the backbone": (
+        lambda: {"model": broken_at("blocks.1.mlp.0"), "plan": segue.Plan(sites=SITES, schedule=HALF, train="all")},
+        f"The module 'blocks.1.mlp.0' (Breaking) of the backbone {FINITE}.",
+    ),
+    "code between modules": (
+        lambda: {"model": with_module("blocks.1", Overflowing)},
+        f"The module 'blocks.1' (Overflowing) {FINITE}.",
+    ),
+    "code of the model itself": (
+        lambda: {"model": Overflowing(Net())},
+        f"The model itself (Overflowing), in code outside its modules, {FINITE}.",
+    ),
+    "teacher": (
+        lambda: {"model": broken_at("blocks.1.attn", "teacher"), "plan": plan()},
+        f"The module 'blocks.1.attn' (Breaking) of the teacher at site 'blocks.1.attn' {FINITE}.",
+    ),
+    "teacher, guided at weight 0": (
+        lambda: {
+            "model": broken_at("blocks.1.attn.proj", "teacher"),
+            "plan": segue.methods.dcr_dfg(
+                sites=SITES, schedule=segue.schedules.Constant(alpha=1.0), student=lambda teacher, site: nn.Linear(8, 8)
+            ),
+        },
+        f"The module 'blocks.1.attn.proj' (Breaking) of the teacher at site 'blocks.1.attn' {FINITE}.",
+    ),
+    "student": (
+        lambda: {"plan": plan(**{"1": "output"})},
+        f"The module 'blocks.1.attn.1' (Breaking) of the student at site 'blocks.1.attn' {FINITE}.",
+    ),
+    "two students": (
+        lambda: {"plan": plan(**{"1": "output", "2": "output"})},
+        f"The module 'blocks.1.attn.1' (Breaking) of the student at site 'blocks.1.attn' {FINITE}.",
+    ),
+    "by chance": (
+        lambda: {"plan": plan(**{"1": "chance"}), "seed": 3},
+        f"The module 'blocks.1.attn.1' (Breaking) of the student at site 'blocks.1.attn' {FINITE}.",
+    ),
+    "blend": (
+        lambda: {
+            "model": with_module("blocks.1.attn", lambda _: Huge(-1.0)),
+            "plan": segue.Plan(sites="blocks.1.attn", student=huge(1.0), schedule=HALF),
+        },
+        "The blend at site 'blocks.1.attn' of two finite outputs is inf or NaN.",
+    ),
+    "frozen original": (
+        lambda: {
+            "model": broken_at("blocks.1.mlp", "evaluation"),
+            "plan": segue.methods.distillation(sites=SITES, train="all", backbone="train"),
+        },
+        f"The module 'blocks.1.mlp' (Breaking) of the frozen original {FINITE}.",
+    ),
+    "weight of the backbone": (
+        lambda: {"model": with_value("blocks.2.mlp.0.bias"), "plan": plan()},
+        "The weight 'blocks.2.mlp.0.bias' of the backbone is inf or NaN.",
+    ),
+    "weight of a teacher": (
+        lambda: {"model": with_value("blocks.2.attn.qkv.weight"), "plan": plan()},
+        "The weight 'blocks.2.attn.qkv.weight' of the teacher at site 'blocks.2.attn' is inf or NaN.",
+    ),
+    "weight without a plan": (
+        lambda: {"model": with_value("head.weight", math.inf)},
+        "The weight 'head.weight' is inf or NaN.",
+    ),
+    "gradient of one parameter": (
+        lambda: {"plan": plan(**{"1": "own gradient"})},
+        "The gradient of 'blocks.1.attn.1.root' of the student at site 'blocks.1.attn' is inf or NaN.",
+    ),
+    "gradient that a module passes back": (
+        lambda: {"plan": plan(**{"1": "gradient"})},
+        f"The module 'blocks.1.attn.1' (Breaking) of the student at site 'blocks.1.attn' {BACK}.",
+    ),
+    "gradient without a plan": (
+        lambda: {"model": broken_at("blocks.1.mlp", "gradient")},
+        f"The module 'blocks.1.mlp' (Breaking) {BACK}.",
+    ),
+    "gradient of the loss": (
+        lambda: {"loss": BreakingLoss("gradient")},
+        "The loss is finite, but the gradient that it passes to the model is inf or NaN.",
+    ),
+    "loss": (
+        lambda: {"plan": plan(), "loss": BreakingLoss()},
+        "Every module turns finite input into finite output; the loss function returns nan.",
+    ),
+    "loss without a plan": (
+        lambda: {"loss": BreakingLoss()},
+        "Every module turns finite input into finite output; the loss function returns nan.",
+    ),
+    "guidance": (
+        lambda: {"plan": segue.Plan(sites=SITES, schedule=HALF, guidance=BadGuidance(schedule=HALF))},
+        "Every module turns finite input into finite output; the guidance at site 'blocks.0.attn' is nan.",
+    ),
+    "norm of finite gradients": (
+        lambda: {"loss": lambda model, batch: (1e38 if breaks() else 1.0) * Classification()(model, batch)},
+        "Every gradient is finite; only their norm is too large for its type.",
+    ),
+    "beside a mask": (
+        lambda: {"model": with_module("blocks.0", Masked), "loss": BreakingLoss()},
+        "Every module turns finite input into finite output; the loss function returns nan.",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", WHERE)
 def test_the_place_the_step_and_the_last_good_checkpoint_are_named(case, tmp_path):
-    settings, words = WHERE[case]
-    settings = {name: value() if callable(value) else value for name, value in settings.items()}
+    make, words = WHERE[case]
+    settings = make()
+    at = 0 if case.startswith("weight") else BROKEN
     with pytest.raises(TrainingError) as caught:
         fit(folder=tmp_path / "run", checkpoint_every=2, **settings)
     asked, found, hint = str(caught.value).splitlines()
-    assert asked.startswith(f"step {BROKEN} has no finite update: loss ")
-    assert words in found
-    assert f"the last good checkpoint is {tmp_path / 'run'}" in hint
+    assert asked.startswith(f"step {at} has no finite update: loss ")
+    assert found.strip() == words
+    assert settings.get("plan") is not None or "site" not in str(caught.value)
+    assert ("there is no checkpoint" if at == 0 else f"the last good checkpoint is {tmp_path / 'run'}") in hint
     assert "Recipe(on_nan='skip')" in hint
-    assert saved_step(tmp_path / "run" / "checkpoints") == 2
+    assert at == 0 or saved_step(tmp_path / "run" / "checkpoints") == 2
 
 
-def test_a_weight_that_was_broken_before_is_named_with_its_site():
-    model = Net()
-    with torch.no_grad():
-        model.blocks[2].mlp[0].bias[0] = math.inf
-    with pytest.raises(TrainingError, match="The weight 'blocks.2.mlp.0.bias' is inf or NaN") as caught:
-        fit(model, plan())
-    assert "at site" not in str(caught.value)
-    assert "there is no checkpoint (give fit a folder)" in str(caught.value)
-
+def test_a_weight_of_a_student_is_named_under_its_finished_name():
     def broken(teacher, site):
-        student = Student(site.name, None)
+        student = nn.Linear(8, 8)
         with torch.no_grad():
-            student.inner.weight[0, 0] = math.nan if site.index == 1 else 0.0
+            student.weight[0, 0] = math.nan if site.index == 1 else 0.0
         return student
 
-    with pytest.raises(TrainingError, match="The weight 'blocks.1.attn.inner.weight' is inf or NaN, at site 'blocks.1.attn'"):
-        fit(Net(), segue.Plan(sites=SITES, student=broken, schedule=segue.schedules.Constant(alpha=0.5)))
+    with pytest.raises(TrainingError, match=r"The weight 'blocks.1.attn.weight' of the student at site 'blocks.1.attn' is"):
+        fit(Net(), segue.Plan(sites=SITES, student=broken, schedule=HALF))
+
+
+def test_what_does_not_repeat_itself_is_not_blamed_on_anything():
+    forwards = []
+
+    def loss(model, batch):
+        forwards.append(0)
+        return Classification()(model, batch) * (math.nan if len(forwards) == BROKEN + 1 else 1.0)
+
+    with pytest.raises(TrainingError, match="The same forward, repeated, is finite in every module, and so is its loss"):
+        fit(loss=loss)
+
+    def raising(model, batch):
+        forwards.append(0)
+        if len(forwards) == BROKEN + 2:
+            raise RuntimeError("only once")
+        return Classification()(model, batch) * (math.nan if len(forwards) == BROKEN + 1 else 1.0)
+
+    forwards.clear()
+    with pytest.raises(TrainingError, match="repeated to find the place, raises RuntimeError: only once"):
+        fit(loss=raising)
+
+
+def test_hooks_are_on_modules_only_while_the_place_is_looked_for():
+    seen = []
+
+    def loss(model, batch):
+        seen.append(sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()))
+        return BreakingLoss()(model, batch)
+
+    model = Net()
+    with pytest.raises(TrainingError):
+        fit(model, loss=loss)
+    modules = len(list(model.modules()))
+    assert seen == [0] * (BROKEN + 1) + [2 * modules]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_any_batch_of_an_accumulated_step_may_be_the_broken_one():
@@ -144,7 +355,7 @@ def test_any_batch_of_an_accumulated_step_may_be_the_broken_one():
         assert "The batch itself contains inf or NaN" in str(caught.value)
     small, large = torch.ones(4, 8), torch.full((4, 8), 100.0)  # whose exponential is too large for float32
     for inputs in ([small, small, large, small], [small, small, small, large]):
-        with pytest.raises(TrainingError, match="The student's output at site '1' is inf or NaN"):
+        with pytest.raises(TrainingError, match=r"The module '1' \(Exponential\) of the student at site '1' turns finite"):
             fit(
                 nn.Sequential(nn.Identity(), nn.Linear(8, 8), nn.Linear(8, 3)),
                 segue.Plan(sites="1", student=lambda teacher, site: Exponential(8, 8)),
@@ -162,9 +373,9 @@ STEPS_LEFT_OUT = {
     "batch": lambda: {"batches": broken_batches()},
     "output": lambda: {"plan": plan(**{"1": "output"})},
     "gradient": lambda: {"plan": plan(**{"1": "own gradient"})},
-    "loss": lambda: {"plan": plan(), "loss": Breaking()},
-    "loss, guided": lambda: {"plan": segue.methods.dcr_dfg(sites=SITES), "loss": Breaking()},
-    "loss, plain": lambda: {"loss": Breaking()},
+    "loss": lambda: {"plan": plan(), "loss": BreakingLoss()},
+    "loss, guided": lambda: {"plan": segue.methods.dcr_dfg(sites=SITES), "loss": BreakingLoss()},
+    "loss, plain": lambda: {"loss": BreakingLoss()},
 }
 
 

@@ -84,7 +84,7 @@ def isolated(handover: Handover) -> Iterator[None]:
         seam.records, seam.reached = [], set()
         seam.configure(watch=Watch.NOTHING)
     try:
-        with evaluating(handover.model), plain_attention(), _eager_mode():
+        with evaluating(handover.model), plain_attention(), eager_mode():
             yield
     finally:
         handover.refuses_unreached = refuses
@@ -113,6 +113,6 @@ def gradients(
             parameter.grad = gradient
 
 
-def _eager_mode() -> AbstractContextManager[Any]:
+def eager_mode() -> AbstractContextManager[Any]:
     """Leave compiled code out; where nothing was compiled, do not load torch's compiler for it."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -41,6 +41,14 @@ class Processes:
         torch.distributed.all_reduce(here)
         return here.to(values.device)
 
+    def first(self, text: str | None) -> str | None:
+        """Return, in all processes, what the first process that has something to say says."""
+        if self.world == 1:
+            return text
+        said: list[str | None] = [None] * self.world
+        torch.distributed.all_gather_object(said, text)
+        return next((f"{one} (in process {rank})" for rank, one in enumerate(said) if one is not None), None)
+
 
 def launched() -> Processes:
     """Connect the processes that were launched together (torchrun, accelerate launch), and return them."""

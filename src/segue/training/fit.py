@@ -197,8 +197,7 @@ class Loop:
             self.optimizer.step()
             taken = not self.optimizer.step_was_skipped
         elif self.recipe.on_nan == "stop":
-            where = nonfinite.find(self.model, self.handover, batches, mean, self.loss_fn, self.processes)
-            raise nonfinite.error(where, self.done, mean, norm.item(), self.checkpoint)
+            raise nonfinite.error(self._search().find(batches, mean), self.done, mean, norm.item(), self.checkpoint)
         else:
             taken = False
         if taken:
@@ -219,13 +218,18 @@ class Loop:
         original = None if self.handover is None else self.handover.auxiliary.original
         return [module for module in (self.model, original, self.loss_fn) if isinstance(module, nn.Module)]
 
-    def _backward(self) -> tuple[list[Any], Tensor]:
+    def _search(self) -> nonfinite.Search:
+        sharded = self.processes.world > 1 and self.recipe.shard
+        parts = self.model, self.handover, self.loss_fn, self.processes, self.accelerator.autocast
+        return nonfinite.Search(*parts, sharded=sharded)
+
+    def _backward(self) -> tuple[list[nonfinite.MicroBatch], Tensor]:
         """Add up the gradients of the batches of one step; return this process' parts of them and their loss."""
         total = torch.zeros((), device=self.accelerator.device)
         batches = []
         for micro in range(self.recipe.accumulate):
             batch, weight = self.processes.part(next(self.stream))
-            batches.append(batch)
+            batches.append(nonfinite.MicroBatch.of(batch))
             last = micro == self.recipe.accumulate - 1
             with nullcontext() if last else self._without_reduction():
                 with self.accelerator.autocast():
