@@ -19,6 +19,7 @@ from benchmarks import (
     replaced,
     saturation,
     seam_profile,
+    skipping,
     step_time,
     whole_run,
 )
@@ -153,6 +154,7 @@ def sections(results: Results) -> dict[str, Callable[[], list[str]]]:
         "replaced": ("Number of replaced modules", replaced.section),
         "saturation": ("Saturation", saturation.section),
         "profile": ("Profile", lambda result: seam_profile.section(result, steps)),
+        "skipping": ("Steps that may be skipped", skipping.section),
         "mixers": ("Mixers", mixers.section),
         "decoding": ("Decoding", decoding.section),
     }

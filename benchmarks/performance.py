@@ -30,6 +30,7 @@ from benchmarks import (
     replaced,
     saturation,
     seam_profile,
+    skipping,
     step_time,
     whole_run,
 )
@@ -44,6 +45,7 @@ MEASUREMENTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "replaced": replaced.measure,
     "saturation": saturation.measure,
     "profile": seam_profile.measure,
+    "skipping": skipping.measure,
     "mixers": mixers.measure,
     "decoding": decoding.measure,
     "compiled": compiled.measure,  # last, because it leaves the compiler's threads behind

@@ -59,6 +59,9 @@ class Settings:
             "vocab_size": 8192,
         }
     )
+    norm_model: str = "resnet18"  # with batch norm
+    norm_image: int = 64
+    pairs: int = 200  # of steps that may be skipped and steps that may not
     seams: int = 64  # of the chain of tiny layers that shows what a seam costs in Python
     minutes: float = MINUTES
 
@@ -102,6 +105,8 @@ def smoke() -> Settings:
             "num_attention_heads": 2,
             "vocab_size": 50,
         },
+        norm_image=32,
+        pairs=2,
         seams=4,
         minutes=0.0,
     )

@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from benchmarks import (
     compiled,
@@ -21,6 +22,7 @@ from benchmarks import (
     performance,
     replaced,
     saturation,
+    skipping,
     step_time,
     whole_run,
 )
@@ -180,6 +182,18 @@ def test_saturation_and_crossover():
 def test_break_even_is_where_the_replaced_modules_cost_a_whole_forward():
     point = {"count": 4, "flops": {TEACHERS: 40, replaced.FULL: 120}}
     assert replaced.break_even({"points": [point]}) == 12
+
+
+def test_skipping_copies_the_statistics_of_batch_norm_and_nothing_of_a_transformer():
+    result = skipping.measure(smoke())
+    norms = [m for m in timm.create_model(smoke().norm_model).modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    statistics_of_norms = sum(8 * norm.num_features + 8 for norm in norms)  # two float32 per feature, and a count
+    assert [point["copied"] for point in result["points"]] == [statistics_of_norms, 0]
+    assert all(len(times) == smoke().pairs for point in result["points"] for times in point["milliseconds"].values())
+    rows = [line for line in skipping.section(result) if line.startswith(("| resnet18", "| vit_tiny"))]
+    assert len(rows) == 2
+    assert f"{statistics_of_norms:,} bytes" in rows[0]
+    assert Settings().pairs == 200
 
 
 def test_a_plan_tells_the_kinds_of_its_steps():
