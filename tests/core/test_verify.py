@@ -95,7 +95,7 @@ def test_a_student_that_gives_nan_is_found():
     handover = start()
     with torch.no_grad():
         handover.seams["blocks.2.attn"].student.qkv.weight.fill_(float("nan"))
-    failing(handover, "finite numbers where its teacher does: blocks.2.attn\n", batch()[0])
+    failing(handover, r"finite numbers where its teacher does: blocks\.2\.attn\s", batch()[0])
 
 
 def test_a_site_that_is_passed_by_is_found():
@@ -105,6 +105,36 @@ def test_a_site_that_is_passed_by_is_found():
 
     handover = segue.replace_(Skips().train(), segue.Plan(sites=SITES), total_steps=3)
     failing(handover, "FAIL  every site is called: blocks.1.attn; blocks.2.attn", batch()[0])
+    handover = segue.replace_(Skips(depth=6).train(), segue.Plan(sites=SITES), total_steps=3)
+    failing(handover, r"is called: blocks\.1\.attn; blocks\.2\.attn; blocks\.3\.attn\s", batch()[0])  # the first three
+
+
+def test_gradient_norms_are_those_of_a_random_direction_at_half_the_weight():
+    model = nn.Sequential(nn.Linear(4, 4)).double()
+    handover = segue.replace_(model, segue.Plan(sites="0"), total_steps=3)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    direction = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).double() / 2
+    expected = torch.cat([(direction.T @ x).flatten(), direction.sum(0)]).norm().item()
+    assert handover.verify(x).gradient_norms["0"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_model_that_returns_more_without_seams_is_found():
+    class Peeks(Net):
+        def forward(self, x):
+            logits = super().forward(x)
+            return (logits,) if hasattr(self.blocks[0].attn, "student") else (logits, logits)
+
+    handover = segue.replace_(Peeks().train(), segue.Plan(sites=SITES), total_steps=3)
+    failing(handover, "equals the original model, bit for bit: 1 output tensors instead of 2", batch()[0])
+
+
+def test_a_model_without_any_gradient_starves_no_site():
+    model = Net().train()
+    torch.nn.init.zeros_(model.head.weight)
+    report = segue.replace_(model, segue.Plan(sites=SITES), total_steps=3).verify(batch()[0])
+    assert report.passed
+    assert not report.warnings
+    assert set(report.gradient_norms.values()) == {0.0}
 
 
 def test_a_seam_that_is_bypassed_is_found():
@@ -191,9 +221,10 @@ def test_a_forgotten_step_is_noticed():
     handover = start()
     optimizer = optimizer_for(handover)
     with pytest.raises(HandoverError) as error:
-        for _ in range(20):
+        for steps in range(1, 20):
             F.cross_entropy(handover.model(batch()[0]), batch()[1]).backward()
             optimizer.step()
+    assert steps == 9
     assert str(error.value) == (
         "the optimizer has stepped 9 times without a handover.step().\n"
         "  Alpha stands still: the handover is at step 0.\n"

@@ -144,6 +144,17 @@ def test_impossible_losses_are_refused(make, says):
         make()
 
 
+def test_a_weight_that_is_no_number_is_refused():
+    class Heavy:
+        weight = "heavy"
+
+        def __call__(self, t, s, mask):
+            return (t - s).mean()
+
+    with pytest.raises(PlanError, match="the weight of a loss must be a number, got str"):
+        weight_at(Heavy(), 0.0, Site("x"))
+
+
 def test_a_wrapper_passes_weight_and_schedule_on():
     wrapped = OnTeacherStream(then=FeatureGuidance(weight=3.0, schedule=constant(0.5)))
     assert weight_at(wrapped, 0.0, Site("x")) == 1.5
