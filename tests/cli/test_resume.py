@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from segue import SegueWarning
+from segue.checkpoint import folders
 from segue.cli import commands
-from segue.errors import ConfigError
+from segue.errors import CheckpointError, ConfigError
 from segue.lab import consent
 from segue.lab.grid import Experiment
-from tests.helpers.command import runner
+from segue.lab.run import run
+from segue.training.fit import Loop
+from tests.checkpoint.test_restoring import forge
+from tests.helpers.command import call, runner
+from tests.helpers.tiny_runs import config
 
 CODE = """
 from pathlib import Path
@@ -115,3 +125,93 @@ def test_segues_own_experiment_needs_no_question(grid):
     assert "must return a list of Run" in resume(grid)
     write(grid, "segue.cli.commands")
     assert "has no function `runs`" in resume(grid)
+
+
+# A damaged checkpoint, and another one that is complete
+
+
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory) -> Path:
+    """A run that failed at its eighth step: its checkpoints are of the steps 7 and 6."""
+    folder = tmp_path_factory.mktemp("a run") / "runs" / "dcr_dfg"
+    stop_after(7, lambda: run(config(), folder))
+    return folder
+
+
+def stop_after(step: int, work: Any) -> None:
+    plain = Loop.step
+
+    def failing(loop: Loop, interruption: Any) -> Any:
+        if loop.done == step and loop.handover is not None:
+            raise RuntimeError("the power failed")
+        return plain(loop, interruption)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(RuntimeError, match="power"):
+        patched.setattr(Loop, "step", failing)
+        work()
+
+
+def copied(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder.parent.parent, to / "a copy", ignore=shutil.ignore_patterns(".lock"))
+    return to / "a copy" / folder.parent.name / folder.name
+
+
+def damaged(folder: Path) -> str:
+    """Damage the newest checkpoint, resume, and return the hint of the error."""
+    newest, *_ = folders.checkpoints(next(folder.rglob("checkpoints")))
+    (newest / "tensors.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=f"the checkpoint {newest} is damaged") as caught:
+        call("resume", folder)
+    return str(caught.value).splitlines()[-1]
+
+
+def followed(hint: str) -> str:
+    """Execute the command of a hint."""
+    program, *arguments = shlex.split(hint[hint.index("segue resume") :])
+    assert program == "segue"
+    return call(*arguments)
+
+
+def final(folder: Path) -> Any:
+    return json.loads((folder / "result.json").read_text())["train_info"]["final"]
+
+
+def test_the_command_of_the_hint_resumes_a_run(stopped_run, tmp_path):
+    folder = copied(stopped_run, tmp_path)
+    assert "students alone" in followed(damaged(folder))
+    undisturbed = copied(stopped_run, tmp_path / "other")
+    call("resume", undisturbed)
+    assert final(folder) == final(undisturbed)
+    with pytest.raises(ConfigError, match="It is finished: its result is there"):
+        call("resume", folder, "--checkpoint", stopped_run / "checkpoints")
+
+
+def test_a_deleted_latest_does_not_begin_again(stopped_run, tmp_path):
+    folder = copied(stopped_run, tmp_path)
+    (folder / "checkpoints" / "latest").unlink()
+    with pytest.warns(SegueWarning, match="names no checkpoint, so the newest complete one is taken: 00000007-"):
+        call("resume", folder)
+    undisturbed = copied(stopped_run, tmp_path / "other")
+    call("resume", undisturbed)
+    assert final(folder) == final(undisturbed)
+
+
+def test_changes_are_allowed_by_name(stopped_run, tmp_path):
+    """The data of a run are made by code, which may have changed."""
+    folder = copied(stopped_run, tmp_path)
+
+    def old(state: dict[str, Any], tensors: Any) -> None:
+        settings = next(value for key, value in state["lr_scheduler"]["dict"] if key == "settings")
+        settings["dict"] = [[key, "another" if key == "batches.first" else value] for key, value in settings["dict"]]
+
+    place, *_ = folders.checkpoints(folder / "checkpoints")
+    (folder / "checkpoints" / "latest").write_text(forge(place, old).name)
+    with pytest.raises(CheckpointError, match="Saved -> given: batches.first: 'another' -> ") as caught:
+        call("resume", folder)
+    options = re.search("segue resume DIR (.*). Nothing was changed", str(caught.value))
+    assert "students alone" in call("resume", folder, *options[1].split())
+
+
+def test_a_grid_has_no_checkpoint_of_its_own(grid):
+    assert "give the folder of that run: segue resume" in resume(grid, "--checkpoint", "x")
+    assert "give the folder of that run: segue resume" in resume(grid, "--allow-changes", "lr")

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import sys
 from functools import partial
@@ -18,12 +19,13 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
 import segue
+from segue.checkpoint import folders
 from segue.cli import main
 from segue.convert.convert import Conversion
 from segue.convert.convert import convert as in_python
 from segue.convert.tasks import NextToken
 from segue.core.tensor_files import read
-from segue.errors import ConfigError, SegueError
+from segue.errors import CheckpointError, ConfigError, SegueError
 from tests.convert.small_models import (
     ATTENTION,
     CLASSES,
@@ -226,7 +228,15 @@ def test_a_stopped_conversion_resumes_bit_for_bit(how, left, base, texts, conver
         again(base, texts, out, lr=1e-3)
     assert "It has lr 0.0005." in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
-    said = again(base, texts, out) if how == signal.SIGTERM else call("resume", out)
+    if how == signal.SIGTERM:
+        said = again(base, texts, out)
+    else:  # the latest is damaged: the hint has the command that takes the earlier one
+        newest, _ = folders.checkpoints(out / "training" / "checkpoints")
+        (newest / "tensors.safetensors").unlink()
+        with pytest.raises(CheckpointError) as damaged:
+            call("resume", out)
+        hint = str(damaged.value)
+        said = call(*shlex.split(hint[hint.index("segue resume") :])[1:])
     assert "step 0" not in said
     assert_same_conversion(out, converted)
 

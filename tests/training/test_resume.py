@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import segue
+from segue.checkpoint import folders
 from segue.errors import CheckpointError
 from segue.training.resume import Interruption
 from segue.training.tasks import Classification
@@ -308,3 +309,53 @@ def test_kill_9_at_random_moments_loses_nothing_but_steps(tmp_path):
         fit_cases.train(name, tmp_path / "undisturbed" / name)
         assert_alike(tmp_path / name, tmp_path / "undisturbed" / name)
     assert killed > 0
+
+
+# Another checkpoint than the latest
+
+
+def test_the_call_of_the_hint_takes_the_earlier_checkpoint(tmp_path):
+    stop("dcr_dfg", tmp_path, "error", 7)  # saved at 3 and 6
+    newest, _ = folders.checkpoints(tmp_path / "checkpoints")
+    (newest / "state.json").unlink()
+    with pytest.raises(CheckpointError, match="state.json is missing") as caught:
+        fit_cases.train("dcr_dfg", tmp_path)
+    hint = str(caught.value).splitlines()[-1]
+    assert "segue resume" not in hint, "it is not a run of a command"
+    call = hint[hint.index("fit(...") :]
+
+    def fit(anything, resume):
+        return fit_cases.train("dcr_dfg", tmp_path, resume=resume)
+
+    eval(call, {"fit": fit})
+    assert_alike(tmp_path, undisturbed("dcr_dfg", tmp_path))
+
+
+def test_a_deleted_latest_does_not_begin_at_step_0(tmp_path):
+    stop("dcr_dfg", tmp_path, "error", 7)
+    (tmp_path / "checkpoints" / "latest").unlink()
+    with pytest.warns(segue.SegueWarning, match="so the newest complete one is taken: 00000006-"):
+        fitted = fit_cases.train("dcr_dfg", tmp_path, loss=Stop("error", 4))  # three steps are left
+    assert fitted.handover.steps_done == TOTAL
+    assert_alike(tmp_path, undisturbed("dcr_dfg", tmp_path))
+
+
+def test_a_checkpoint_can_be_resumed_in_another_folder_or_without_one(tmp_path):
+    stop("dcr_dfg", tmp_path / "first", "error", 7)
+    newest, earlier = folders.checkpoints(tmp_path / "first" / "checkpoints")
+    fitted = fit_cases.train("dcr_dfg", tmp_path / "second", resume=earlier)
+    assert [found["step"] for found in metrics(tmp_path / "second")] == [5, 6, TOTAL]
+    wanted = Path(undisturbed("dcr_dfg", tmp_path), "model.txt").read_text()
+    assert (tmp_path / "second" / "model.txt").read_text() == wanted
+    case = CASES["dcr_dfg"]
+    alone = fit(
+        Net(dropout=0.2),
+        case["plan"],
+        case["batches"](),
+        Classification(label_smoothing=0.1),
+        recipe=case["recipe"],
+        resume=str(newest),
+    )
+    assert same_state(alone.model.state_dict(), fitted.model.state_dict())
+    with pytest.raises(CheckpointError, match="There is no such folder"):
+        fit_cases.train("dcr_dfg", tmp_path / "third", resume=tmp_path / "nowhere")

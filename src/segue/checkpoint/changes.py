@@ -68,10 +68,11 @@ def require_same(saved: Mapping[str, Any], given: Mapping[str, Any], allow_chang
         return
     listed = "; ".join(f"{name}: {_shown(saved[name])} -> {_shown(given[name])}" for name in different)
     names = ", ".join(map(repr, different)) + ("," if len(different) == 1 else "")
+    options = " ".join(f"--allow-changes {name}" for name in different)
     raise CheckpointError(
         "the run of the checkpoint has other settings.",
         f"Saved -> given: {listed}.",
-        f"give the saved ones, or allow it: allow_changes=({names}), --allow-changes in commands. Nothing was changed.",
+        f"give the saved ones, or allow it: allow_changes=({names}), or segue resume DIR {options}. Nothing was changed.",
     )
 
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -226,11 +227,18 @@ def _damaged(folder: Path, reason: str) -> CheckpointError:
     hint = "there is no other complete checkpoint in its folder."
     if complete is not None:
         place = str(complete)
-        hint = (
-            f"another one is complete: {place}. Take it with segue.load_(model, {place!r}), fit(..., resume={place!r}), "
-            f"or segue resume DIR --checkpoint {place}"
-        )
+        hint = f"another one is complete: {place}. Take it with segue.load_(model, {place!r}), fit(..., resume={place!r})"
+        if run := _run_of(complete):
+            hint += f", or segue resume {shlex.quote(str(run))} --checkpoint {shlex.quote(place)}"
     return CheckpointError(f"the checkpoint {folder} is damaged.", f"{reason}.", hint)
+
+
+def _run_of(checkpoint: Path) -> Path | None:
+    """Return the folder of the run or conversion that wrote a checkpoint, if `segue resume` takes it."""
+    training = checkpoint.parent.parent
+    if (training / "settings.json").exists() and training.name == "training":
+        return training.parent
+    return training if (training / "config.json").exists() else None
 
 
 def _refuse_too_large(path: Path) -> None:

@@ -260,6 +260,10 @@ def resume(
     workers: Annotated[int | None, typer.Option(min=1, help="Number of runs at the same time; by default as before.")] = None,
     run_file: Annotated[bool, typer.Option(help="Run the Python file that grid.json names, without a question.")] = False,
     download: Annotated[bool, typer.Option(help="Allow the download of models and data that the folder names.")] = False,
+    checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint to resume from; by default the latest.")] = None,
+    allow_changes: Annotated[
+        list[str] | None, typer.Option(help="Setting that may differ from the checkpoint's, such as batches.first.")
+    ] = None,
 ) -> None:
     """Resume an interrupted run, grid or conversion.
 
@@ -272,11 +276,18 @@ def resume(
     from segue.reporting.records import read_json
 
     network = nullcontext() if download else without_network()
+    given: dict[str, Any] = {"resume": checkpoint, "allow_changes": tuple(allow_changes or ())}
     if (settings := folder / "training" / "settings.json").exists():
         with network:
-            _convert(Conversion.from_dict(read_json(settings)), folder)
+            _convert(Conversion.from_dict(read_json(settings)), folder, **given)
         return
     if (folder / "grid.json").exists():
+        if checkpoint or allow_changes:
+            raise ConfigError(
+                "a grid resumes each of its runs from its own latest checkpoint.",
+                "--checkpoint and --allow-changes are of one run.",
+                f"give the folder of that run: segue resume {folder}/RUN.",
+            )
         known = read_json(folder / "grid.json", "place", "options", "workers", "engine")
         experiment = Experiment.from_dict(known)
         _require_consent(experiment, folder, run_file)
@@ -288,7 +299,7 @@ def resume(
                 f"{folder} is not a run.", f"Its config.json holds a {type(config).__name__}.", "give a run's folder."
             )
         with network:
-            result = train(config, folder)
+            result = train(config, folder, **given)
         console.print(f"students alone: {result.train_info.score} {result.final:.4f}")
         return
     raise ConfigError(
@@ -316,10 +327,10 @@ def report(
     console.print(f"\n{page}", soft_wrap=True)
 
 
-def _convert(settings: Any, out: Path) -> None:
+def _convert(settings: Any, out: Path, **resuming: Any) -> None:
     from segue.convert.convert import convert
 
-    convert(settings, out, _say)
+    convert(settings, out, _say, **resuming)
     if int(os.environ.get("RANK", 0)) == 0:
         console.print(f"In Python: segue.from_pretrained({str(out)!r})\nNext: segue eval {out}", soft_wrap=True)
 

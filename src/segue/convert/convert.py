@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,18 @@ from segue.training.recipe import Recipe
 __all__ = ["Conversion", "convert"]
 
 
-def convert(settings: Conversion, out: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Convert a model, or resume its conversion, and return the record that is written to the folder `out`."""
+def convert(
+    settings: Conversion,
+    out: Path,
+    say: Callable[[str], None] = print,
+    *,
+    resume: Path | None = None,
+    allow_changes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Convert a model, or resume its conversion, and return the record that is written to the folder `out`.
+
+    `resume` is the checkpoint to take instead of the latest, `allow_changes` what may differ from it.
+    """
     recipe, student, processes = _recipe(settings), parse.student(settings.student), launch.launched()
     main = processes.rank == 0
     say = say if main else _silent
@@ -64,7 +74,8 @@ def convert(settings: Conversion, out: Path, say: Callable[[str], None] = print)
                 validation=data.held_out,
                 scores=data.task.scores,
                 folder=work,
-                resume=True,
+                resume=resume or True,
+                allow_changes=allow_changes,
                 evaluations=settings.evaluations,
                 on_eval=lambda point: say(_line(data, original, point)),
                 progress="converting",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timezone
 from functools import partial
@@ -39,20 +40,37 @@ DRIFT_EXAMPLES = 64
 MINIBATCHES = 4  # of training data, for the variance of gradients
 
 
-def run(config: Run, folder: Path, *, keep_model: bool = False, trackers: tuple[str, ...] = (), wait: bool = False) -> Result:
+def run(
+    config: Run,
+    folder: Path,
+    *,
+    keep_model: bool = False,
+    trackers: tuple[str, ...] = (),
+    wait: bool = False,
+    resume: Path | None = None,
+    allow_changes: Sequence[str] = (),
+) -> Result:
     """Carry out a run in a folder, resume it, or read its result if it has finished.
 
-    Another process that works in the folder is an error; with `wait` it is waited for.
+    Another process that works in the folder is an error; with `wait` it is waited for. `resume` is the checkpoint to take
+    instead of the latest, `allow_changes` what may differ from it.
     """
     processes = launched()
     if is_finished(config, folder):
+        if resume is not None:
+            raise ConfigError(
+                f"the run in {folder} does not resume from {resume}.",
+                "It is finished: its result is there.",
+                f"read the result, or delete {folder / results.FILE} to train again from that checkpoint.",
+            )
         return results.read(folder / results.FILE)
     made = ("config.json", "metrics.jsonl", "checkpoints", lock.FILE) if processes.rank == 0 else ()
     with removed_on_failure(folder, *made), lock.locked_on_rank_0(folder, wait=wait):
-        return _run(config, folder, processes, keep_model=keep_model, trackers=trackers)
+        given: dict[str, Any] = {"resume": resume or True, "allow_changes": allow_changes, "trackers": trackers}
+        return _run(config, folder, processes, keep_model=keep_model, **given)
 
 
-def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, trackers: tuple[str, ...]) -> Result:
+def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, **settings: Any) -> Result:
     if is_finished(config, folder):  # by now: another process was waited for
         return results.read(folder / results.FILE)
     if processes.rank == 0:
@@ -67,7 +85,7 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, t
     model.to(processes.device)
     teacher_eval = evaluate(loaded.validation)(model)
     teacher_final = teacher["scores"] if config.teacher.task == config.task else evaluate(loaded.final)(model)
-    fitted, bill = _replace(config, loaded, model, folder, trackers)
+    fitted, bill = _replace(config, loaded, model, folder, **settings)
     assert fitted.handover is not None
     micro = config.recipe.accumulate
     flops = [0.0, *accumulate(micro * one for one in bill.per_step)]  # before each step
@@ -118,7 +136,7 @@ def is_finished(config: Run, folder: Path) -> bool:
     return (folder / results.FILE).exists()
 
 
-def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, trackers: tuple[str, ...]) -> tuple[Fit, Cost]:
+def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, **settings: Any) -> tuple[Fit, Cost]:
     """Train the replacement; return it and what its plan costs."""
     batches = loaded.train(config.batch, config.seed)
     device = next(model.parameters()).device
@@ -137,11 +155,10 @@ def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, tracke
         recipe=config.recipe,
         validation=loaded.validation,
         folder=folder,
-        resume=True,
         evaluations=config.evaluations,
         measure=lambda handover: drift(handover) | recorder(handover),
-        trackers=trackers,
         progress=config.name,
+        **settings,
     )
     return fitted, bill
 
