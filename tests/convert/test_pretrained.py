@@ -127,13 +127,19 @@ def test_without_verifying_a_changed_weight_is_loaded(copied, converted):
         lambda found: found["base"]["config"].update(hidden_size=48),
         lambda found: found["base"]["config"].update(model_type="no_such_model"),
         lambda found: found["base"]["config"].update(dtype="save"),
+        lambda found: found["base"]["config"].update(dtype="qint8"),
+        lambda found: found["base"]["config"].update(head_dim=10**12),
+        lambda found: found["base"]["config"].update(num_key_value_heads=-1),
+        lambda found: found["base"]["config"].update(vocab_size=0),
         lambda found: found["segue"]["plan"].update(sites=["model.layers.7.self_attn"]),
     ],
 )
 def test_a_record_that_does_not_fit_is_refused_in_words(change, copied):
     rewrite(copied, change)
-    with pytest.raises(SegueError):
-        segue.from_pretrained(copied)
+    for verify in (True, False):
+        with pytest.raises(SegueError) as caught:
+            segue.from_pretrained(copied, verify=verify)
+        assert len(str(caught.value).splitlines()) == 3
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "3"])

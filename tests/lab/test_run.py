@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import segue
+from segue.checkpoint.lock import FILE, locked
 from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
 from segue.lab.config import config_hash, from_dict
@@ -230,8 +232,25 @@ def test_a_refused_run_does_not_claim_its_folder(place, there):
         (folder / "log.txt").touch()  # a grid's worker writes it
     with pytest.raises(segue.errors.SiteError, match="Nearest names: blocks.0.attn"):
         run(config("dcr", plan={"sites": "blocks.*.atn"}), folder)
-    assert (sorted(path.name for path in folder.iterdir()) == ["log.txt"]) if there else not folder.parent.exists()
+    assert ({path.name for path in folder.iterdir()} == {"log.txt", FILE}) if there else not folder.parent.exists()
     shutil.rmtree(place / "new", ignore_errors=True)
+
+
+def test_a_run_that_comes_too_late_leaves_the_files_of_the_first(place):
+    folder, late = place / "first", config("dcr")
+
+    def work() -> None:
+        with pytest.raises(segue.errors.CheckpointError, match="is in use by another process"):
+            run(late, folder)
+
+    with locked(folder):  # it has written nothing yet when the second begins
+        with ThreadPoolExecutor() as pool:
+            pool.submit(work).result()
+        results.write_json({"config_hash": config_hash(late)}, folder / "config.json")
+        with ThreadPoolExecutor() as pool:
+            pool.submit(work).result()
+    assert (folder / "config.json").exists()
+    shutil.rmtree(folder)
 
 
 def test_teachers_are_next_to_the_experiment_and_shared(finished, place):

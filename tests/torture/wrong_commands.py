@@ -93,6 +93,7 @@ VALUES += (
     "--",
     "a:b/c",
 )
+NEW_PLACES = ("", "a file.txt", "a file.txt/below", "/dev/null", "/proc/below", "a" * 300)  # most other names may be written to
 JSON_VALUES = ("x", "", "-1", "0", "1.5", "1e400", "NaN", "true", "null", "[]", '["x"]', "{}", "9" * 30)
 
 VALID: dict[str, dict[str, Any]] = {
@@ -195,7 +196,7 @@ def _options() -> Iterator[WrongCommand]:
                 yield from (WrongCommand((*_line(name, {}), f"{parameter.option}={value}")) for value in ("", "x", "0"))
                 continue
             numeric = parameter.hint in (int, float, int | None, float | None)
-            for value in VALUES:
+            for value in NEW_PLACES if parameter.name in ("out", "picture", "title") else VALUES:
                 yield WrongCommand(_line(name, {parameter.name: [value]}), number=numeric and not _is_number(value))
 
 
@@ -291,8 +292,8 @@ def _start(*_: Any) -> Any:
     raise _StartsWorkError
 
 
-def prepare(folder: Path) -> Path:
-    """Make the files that the commands are given: a model, texts, a conversion, runs, an experiment; about ten seconds."""
+def prepare(folder: Path, *, trained: bool = True) -> Path:
+    """Make the files that the commands are given: a model, texts, an experiment; if `trained`, a conversion and runs too."""
     folder.mkdir(parents=True)
     (folder / "empty folder").mkdir()
     (folder / "a file.txt").write_text("one two three")
@@ -305,6 +306,8 @@ def prepare(folder: Path) -> Path:
     known = {"place": "segue.cli.demo", "options": {"steps": 2, "teacher_steps": 1}, "workers": 1, "engine": "local"}
     (folder / "grid" / "grid.json").write_text(json.dumps(known))
     small_models.save("llama", folder / "llama")
+    if not trained:
+        return folder
     with _inside(folder), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         from segue.convert.convert import convert
 

@@ -27,6 +27,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout  # comes with torch; imported late, so that `import segue` stays quick
 
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     path, me = folder.resolve() / FILE, (os.getpid(), threading.get_ident())
     if _owners.get(path) == me:
@@ -55,6 +56,11 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     finally:
         with suppress(OSError):  # a full disk, a deleted folder
             path.write_text("", encoding="utf-8")
+        with suppress(OSError):
+            if made and [place.name for place in folder.iterdir()] == [FILE]:  # nothing came of it: the folder goes again
+                path.unlink()
+                for place in made:
+                    place.rmdir()
         del _owners[path]
         lock.release()
 

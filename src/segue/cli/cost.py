@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from segue.core import files
 from segue.core.blending import tensors
 from segue.diagnostics.costs import HEADINGS, Cost, cost
 from segue.errors import ConfigError, SegueError
@@ -80,8 +81,8 @@ def _plans(plan: str, sites: str | None, outline: nn.Module, name: str) -> dict[
                 f"the plan {plan} cannot be read.", "There is no such file.", "write it with json.dump(plan.to_dict(), file)."
             )
         try:
-            saved = Plan.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, AttributeError) as error:
+            saved = Plan.from_dict(json.loads(files.content(path)))
+        except (ValueError, TypeError, AttributeError, LookupError, OSError, RecursionError) as error:
             if isinstance(error, SegueError):
                 raise
             raise ConfigError(

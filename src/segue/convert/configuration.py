@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import torch
 
-from segue.errors import CheckpointError
+from segue.errors import CheckpointError, printable
 
 PLACE = re.compile(r"[/\\:]")  # in ids of the hub, paths and addresses
 WORDS_IN = ("id2label", "label2id", "rope_parameters", "ffn_act_fn")  # dicts of words that transformers itself reads
@@ -106,18 +106,24 @@ def _class_of(model_type: Any) -> Any:
 
 def _require_plain(kind: Any, name: str, value: Any) -> None:
     """Refuse the name of a place, and words for other libraries: timm would load the file that `model_args` names."""
+    if any(printable(text) != text for text in _words(value)):  # transformers may log it
+        raise _refused(kind, f"Its field {name!r} has control characters: {value!r:.60}.")
     if isinstance(value, str) and PLACE.search(value):
         raise _refused(kind, f"Its field {name!r} names a place: {value!r:.60}.")
-    if isinstance(value, dict) and name not in WORDS_IN and _has_words(value):
+    if isinstance(value, dict) and name not in WORDS_IN and any(True for _ in _words(value)):
         raise _refused(kind, f"Its field {name!r} has settings that are not numbers: {value!r:.60}.")
     if isinstance(value, list | tuple):
         for each in value:
             _require_plain(kind, name, each)
 
 
-def _has_words(value: Any) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return isinstance(value, str) or any(map(_has_words, inner))
+def _words(value: Any) -> Iterator[str]:
+    """Return every text in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _words(each)
 
 
 def _refused(kind: Any, found: str) -> CheckpointError:

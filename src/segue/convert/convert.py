@@ -54,7 +54,8 @@ def convert(
     data = load(base, settings)
     base.model.to(processes.device)
     plan = _plan(settings, base, student)
-    with removed_on_failure(out, *(["training"] if main else [])), locked_on_rank_0(work):
+    made = ("settings.json", "metrics.jsonl", "checkpoints") if main else ()
+    with locked_on_rank_0(work), removed_on_failure(work, *made):
         _refuse_finished(out)  # both again: another process may have been quicker
         _require_same_settings(settings, work)
         if main:

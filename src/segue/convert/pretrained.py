@@ -64,7 +64,7 @@ def from_pretrained(
             model.generation_config = _generation(type(model.generation_config), path / GENERATION)
     except SegueError:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except Exception as error:  # of a record that does not fit itself; torch and transformers raise errors of many kinds
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
     return model.eval()
 
@@ -123,10 +123,15 @@ def _built(record: dict[str, Any], dtype: torch.dtype | None) -> nn.Module:
 
 def _generation(kind: Any, path: Path) -> Any:
     """Read the settings of generation that transformers declares."""
+    saved = _generation_settings(path)
+    return kind(**{name: saved[name] for name in vars(kind()) if name in saved})
+
+
+def _generation_settings(path: Path) -> dict[str, Any]:
     saved = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(saved, dict):
         raise ValueError(f"{path.name} has no settings")
-    return kind(**{name: saved[name] for name in vars(kind()) if name in saved})
+    return saved
 
 
 def _damaged(folder: Path, why: str) -> CheckpointError:
@@ -216,6 +221,8 @@ def open_base(name: str, *, download: bool = True) -> Base:
                 config = read_record(Path(place))["base"]["config"]
                 stored = dtype_of(config.get("dtype"))
             else:
+                if (Path(place) / GENERATION).is_file():  # transformers would leave a damaged one out in silence
+                    _generation_settings(Path(place) / GENERATION)
                 found = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
                 stored = found.dtype if isinstance(found.dtype, torch.dtype) else torch.float32
                 settings = build_config(found.to_dict())

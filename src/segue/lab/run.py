@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from segue import similarity
-from segue.checkpoint import lock
 from segue.checkpoint import state as checkpoint
+from segue.checkpoint.lock import locked_on_rank_0
 from segue.core.backbone import evaluating
 from segue.core.blending import first_floating, padding_mask
 from segue.core.handover import Handover
@@ -64,8 +64,8 @@ def run(
                 f"read the result, or delete {folder / results.FILE} to train again from that checkpoint.",
             )
         return results.read(folder / results.FILE)
-    made = ("config.json", "metrics.jsonl", "checkpoints", lock.FILE) if processes.rank == 0 else ()
-    with removed_on_failure(folder, *made), lock.locked_on_rank_0(folder, wait=wait):
+    made = ("config.json", "metrics.jsonl", "checkpoints") if processes.rank == 0 else ()
+    with locked_on_rank_0(folder, wait=wait), removed_on_failure(folder, *made):
         given: dict[str, Any] = {"resume": resume or True, "allow_changes": allow_changes, "trackers": trackers}
         return _run(config, folder, processes, keep_model=keep_model, **given)
 

@@ -17,7 +17,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from importlib import metadata
@@ -150,20 +150,15 @@ def read_json(path: Path, *names: str) -> dict[str, Any]:
 
 @contextmanager
 def removed_on_failure(folder: Path, *names: str) -> Iterator[None]:
-    """Remove files that a block makes in a folder, if it fails before there is a checkpoint: a refusal leaves nothing."""
-    new = [place for place in (*(folder / name for name in names), folder, *folder.parents) if not place.exists()]
+    """Remove files that a block makes in a locked folder, if it fails before there is a checkpoint."""
+    new = [folder / name for name in names if not (folder / name).exists()]
     try:
         yield
     except Exception:
-        if not any(folder.rglob("checkpoints/*")):
+        if not any(folder.glob("checkpoints/[!.]*")):  # its lock is none
             for place in new:
-                with suppress(OSError):  # another process may be in a folder by now: only empty ones go
-                    place.rmdir() if place in (folder, *folder.parents) else _remove(place)
+                shutil.rmtree(place, ignore_errors=True) if place.is_dir() else place.unlink(missing_ok=True)
         raise
-
-
-def _remove(place: Path) -> None:
-    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Result:
