@@ -327,14 +327,6 @@ def test_a_diverged_student_does_not_poison_the_teacher():
     assert same_bits(handover.model.eval()(x), Net()(x))
 
 
-def test_a_running_model_can_be_copied():
-    handover = start(segue.Plan(sites=SITES, schedule=constant(0.5)))
-    twin = copy.deepcopy(handover.model)
-    assert same_bits(twin(batch()[0]), handover.model(batch()[0]))
-    twin.eval()
-    assert handover.model.training
-
-
 def test_a_handover_says_where_it_is():
     assert repr(start(total_steps=10)) == "Handover(Net, 3 sites, step 0 of 10, alpha 1)"
 

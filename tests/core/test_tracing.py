@@ -74,7 +74,7 @@ def test_an_exported_handover_follows_the_weight(strict):
 def test_compiled_code_is_not_taken_for_a_traced_one():
     torch._dynamo.reset()
     handover = start(segue.Plan(sites=SITES, schedule=Constant(alpha=0.5)), depth=1)
-    twin = copy.deepcopy(handover.model)
+    twin = copy.deepcopy(handover).model
     compiled = torch.compile(handover.model, backend="aot_eager", fullgraph=True)
     x, _ = batch()
     torch.testing.assert_close(compiled(x), twin(x))

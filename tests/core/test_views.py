@@ -2,6 +2,7 @@
 
 import copy
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -291,3 +292,134 @@ def test_similarity_is_one_for_a_copy_of_the_teacher():
     handover = start(segue.Plan(sites=SITES, student=lambda teacher, site: copy.deepcopy(teacher)))
     for site in handover.similarity(batch()[0]).values():
         assert site == pytest.approx((1, 1, 0, 0), abs=1e-6)
+
+
+# Threads
+
+
+class Slow(Net):
+    """A network that waits between its blocks, so that another thread can come between."""
+
+    def __init__(self) -> None:
+        super().__init__(depth=2)
+        self.between, self.resume = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        x = self.blocks[0](x)
+        self.between.set()
+        assert self.resume.wait(20)
+        return self.head(self.blocks[1](x).mean(1))
+
+
+TWO_THREADS = (
+    "two threads use a model while one of them shows a view of it.\n"
+    "  as_student(), as_teacher() and what measures with them change what the model shows, for all threads.\n"
+    "  Hint: let one thread at a time use the model, or give the other a model of its own: copy.deepcopy(handover).model."
+)
+
+
+def in_thread(function):
+    """Start a function in a thread; return how to wait for its result or its error."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(function())
+        except HandoverError as error:
+            outcome.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def wait():
+        thread.join(20)
+        return outcome[0]
+
+    return wait
+
+
+def teachers_of(handover, x):
+    with handover.as_teacher() as model:
+        return model(x)
+
+
+@pytest.mark.parametrize("view", ["as_student", "as_teacher", "verify"])
+def test_a_view_is_not_shown_to_other_threads(view):
+    handover = start(segue.Plan(sites=SITES, schedule=constant(0.5)), depth=2)
+    x, _ = batch()
+    blend = handover.model(x)
+    if view == "verify":
+        seen = []
+        hook = handover.model.head.register_forward_hook(
+            lambda *_: seen.append(in_thread(lambda: handover.model(x))()) if threading.current_thread() is main else None
+        )
+        main = threading.current_thread()
+        handover.verify(x)
+        hook.remove()
+        assert set(seen) == {TWO_THREADS}
+    else:
+        with getattr(handover, view)():
+            assert in_thread(lambda: handover.model(x))() == TWO_THREADS
+            assert in_thread(lambda: teachers_of(handover, x))() == TWO_THREADS
+            with handover.as_teacher():
+                assert same_bits(handover.model(x), Net(depth=2)(x))
+            assert in_thread(lambda: handover.model(x))() == TWO_THREADS
+            assert same_bits(in_thread(lambda: teachers_of(copy.deepcopy(handover), x))(), Net(depth=2)(x))
+    assert same_bits(in_thread(lambda: handover.model(x))(), blend)
+
+
+def test_a_forward_that_meets_a_view_of_another_thread_has_no_output():
+    model = Slow()
+    handover = segue.replace_(model, segue.Plan(sites=SITES, schedule=constant(0.5)), total_steps=4)
+    x, _ = batch()
+    wait = in_thread(lambda: model(x))
+    assert model.between.wait(20)
+    with handover.as_student():
+        pass
+    model.resume.set()
+    assert wait() == TWO_THREADS
+    assert torch.is_tensor(in_thread(lambda: model(x))())
+
+
+def test_a_view_that_a_model_shows_in_its_own_forward_is_allowed():
+    handover = start(depth=1)
+    x, _ = batch()
+    inside = []
+
+    def compare(*_):
+        with handover.as_student():
+            inside.append(handover.model.blocks[0].attn(x))
+
+    hook = handover.model.blocks[0].mlp.register_forward_pre_hook(lambda *_: None if inside else compare())
+    handover.model(x)
+    hook.remove()
+    assert len(inside) == 1
+
+
+def replica_of(module):
+    """Copy a tree of modules as nn.DataParallel does, for a thread of its own."""
+    replica = module._replicate_for_data_parallel()
+    for name, child in module._modules.items():
+        replica._modules[name] = replica_of(child)
+    for name, parameter in module._parameters.items():
+        replica._parameters[name] = parameter
+    for name, buffer in module._buffers.items():
+        replica._buffers[name] = buffer
+    return replica
+
+
+def test_the_replicas_of_data_parallel_take_the_view_to_their_threads():
+    handover = start(segue.Plan(sites=SITES, schedule=constant(0.5)))
+    x, _ = batch()
+    with handover.as_student():
+        expected = handover.model(x)
+        waits = [in_thread(lambda: replica_of(handover.model)(x)) for _ in range(2)]
+        assert all(same_bits(wait(), expected) for wait in waits)
+
+
+def test_threads_that_show_no_view_may_share_a_model():
+    handover = start(segue.Plan(sites=SITES, schedule=constant(0.5)))
+    x, _ = batch()
+    expected = handover.model(x)
+    waits = [in_thread(lambda: [handover.model(x) for _ in range(5)]) for _ in range(4)]
+    assert all(same_bits(output, expected) for wait in waits for output in wait())

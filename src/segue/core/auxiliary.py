@@ -41,6 +41,9 @@ class AuxiliaryLosses:
         self._parts: dict[str, Tensor] | None = None
         self._axes: dict[tuple[str, int, int, int], int] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "calls": [], "_parts": None}  # a copy has no graph to wait for
+
     @property
     def on_teacher_stream(self) -> bool:
         return isinstance(self.plan.guidance, OnTeacherStream)

@@ -17,6 +17,7 @@ from segue.core.backbone import Backbone
 from segue.core.blending import blendable, padding_mask
 from segue.core.building import build_students, try_students
 from segue.core.calibrate import Fitted, calibrate
+from segue.core.copying import Copied
 from segue.core.seam import Seam, View, Watch
 from segue.core.step_state import StepState, checked_total, closed_for_good, closed_in_graphs, progress_at, step_state
 from segue.core.transaction import all_or_nothing
@@ -57,7 +58,7 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, ex
         return Handover(backbone, students, total)
 
 
-class Handover:
+class Handover(Copied):
     """Drive a replacement: `step()` once per optimizer step, `finalize_()` at the end."""
 
     def __init__(self, backbone: Backbone, students: dict[str, nn.Module], total_steps: int | None) -> None:
@@ -69,6 +70,7 @@ class Handover:
         self.backbone_hash: str | None = None  # taken at the first save
         self.on_release: Callable[[str, nn.Module], None] | None = None  # called with a teacher that is about to be released
         self.refuses_unreached = plan.unreached == "error"
+        self.one_thread = views.OneThread()
         self._compiled = False  # the root model has been compiled, not only parts of it
         self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         state = step_state(plan, sites, 0, total_steps)  # asks the user's functions before anything changes
@@ -239,14 +241,14 @@ class Handover:
         return [side for pair in pairs for side in pair if side is not None]
 
     def as_teacher(self) -> AbstractContextManager[nn.Module]:
-        """Show the teachers alone; students are not computed."""
+        """Show the teachers alone, to one thread; students are not computed."""
         self.require_teachers("as_teacher()")
-        return views.viewing(self.model, self.seams.values(), View.TEACHER)
+        return views.viewing(self, View.TEACHER)
 
     def as_student(self) -> AbstractContextManager[nn.Module]:
-        """Show the students alone, as in the finished model; teachers are not computed."""
+        """Show the students alone, as in the finished model, to one thread; teachers are not computed."""
         self._require_running("as_student()")
-        return views.viewing(self.model, self.seams.values(), View.STUDENT)
+        return views.viewing(self, View.STUDENT)
 
     def similarity(self, *args: Any, padding_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Similarity]:
         """Compare the two sides at every site on the same input: the students' own stream, in evaluation.
@@ -358,10 +360,14 @@ class Handover:
         if torch.compiler.is_compiling():
             self._compiled = True
             return
+        if model is self.model:  # not one of DataParallel's replicas, which take the view with them to other threads
+            self.one_thread.before_forward()
         if model.training and not self._in_teachers_pass:
             self._last_input = args, kwargs
 
     def _after_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if model is self.model and not torch.compiler.is_compiling():
+            self.one_thread.after_forward()
         if self.auxiliary.wants_calls and not self._in_teachers_pass and model.training and torch.is_grad_enabled():
             self.auxiliary.calls.append((args, kwargs, output))
         if torch.compiler.is_compiling() or not self.refuses_unreached:

@@ -305,6 +305,10 @@ class Seam(nn.Module):
         self._write_buffers()
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**state, "records": []}  # a copy has no graph to wait for
+
     def _teacher_dtypes(self) -> list[torch.dtype]:
         return [] if self.teacher is None else [tensor.dtype for tensor in self.teacher.state_dict().values()]
 

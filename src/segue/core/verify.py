@@ -97,7 +97,7 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
         failed = [check for check in report.checks if not check.passed]
         raise VerificationError(
             f"{len(failed)} of {len(report.checks)} checks failed.",
-            f"The handover has {len(seams)} sites.\n{report}",
+            "; ".join(f"FAIL  {check.claim}: {check.detail}" for check in failed) + ".",
             "fix what FAIL names; handover.cancel_() brings the original model back.",
         )
     return report
@@ -181,6 +181,7 @@ class OptimizerWatch:
     def __init__(self, model: nn.Module, students: list[nn.Module]) -> None:
         self.model = model
         self.students = students
+        self._handle: RemovableHandle | None = None
         self.forget(0)
 
     def forget(self, step: int) -> None:
@@ -208,7 +209,18 @@ class OptimizerWatch:
 
     def stop(self) -> None:
         """Listen no more."""
-        self._handle.remove()
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "students": self.students, "step": self.step, "listens": self._handle is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"], state["students"])  # type: ignore[misc]
+        self.forget(state["step"])
+        if state["listens"]:  # the twin of a running handover watches optimizers of its own
+            self.listen()
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Note what an optimizer holds, and refuse to go without `handover.step()`."""

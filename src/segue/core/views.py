@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from segue.core.backbone import evaluating, plain_attention
 from segue.core.seam import Seam, View, Watch
 from segue.core.tensor_files import full
+from segue.errors import HandoverError
 from segue.similarity import Similarity, measure, samples
 
 if TYPE_CHECKING:
@@ -21,17 +23,74 @@ if TYPE_CHECKING:
 ISOLATED = ("reached", "blind", "records", "teacher_gradient")  # with its state, all that a measurement may change in a seam
 
 
+class OneThread:
+    """Refuse forwards of other threads while one thread shows a view, which all of them would see.
+
+    A view is a state of the model, as its training mode is. Compiled code does not notice other threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None  # that shows a view
+        self._depth = 0
+        self._changes, self._changed_by = 0, 0
+        self._forwards: dict[int, int] = {}  # for each thread in a forward, how many changes there had been
+
+    def __reduce__(self) -> Any:
+        return OneThread, ()  # a copy of a model is in no thread's hands
+
+    @contextmanager
+    def shows(self) -> Iterator[None]:
+        """Let this thread show a view, and no other one."""
+        me = threading.get_ident()
+        with self._lock:
+            if self._thread not in (None, me):
+                raise _other_thread()
+            self._thread = me
+            self._depth += 1
+            self._changes, self._changed_by = self._changes + 1, me
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+                self._thread = me if self._depth else None
+                self._changes, self._changed_by = self._changes + 1, me
+
+    def before_forward(self) -> None:
+        """Refuse a forward that would see the view of another thread."""
+        me = threading.get_ident()
+        if self._thread is not None and self._thread != me:
+            raise _other_thread()
+        self._forwards[me] = self._changes
+
+    def after_forward(self) -> None:
+        """Refuse the output of a forward during which another thread has shown a view."""
+        me = threading.get_ident()
+        if self._forwards.pop(me, self._changes) != self._changes and self._changed_by != me:
+            raise _other_thread()
+
+
+def _other_thread() -> HandoverError:
+    return HandoverError(
+        "two threads use a model while one of them shows a view of it.",
+        "as_student(), as_teacher() and what measures with them change what the model shows, for all threads.",
+        "let one thread at a time use the model, or give the other a model of its own: copy.deepcopy(handover).model.",
+    )
+
+
 @contextmanager
-def viewing(model: nn.Module, seams: Iterable[Seam], view: View) -> Iterator[nn.Module]:
-    """Show one side at every site."""
-    before = [(seam, seam.state.view) for seam in seams]
-    for seam, _ in before:
-        seam.configure(view=view)
-    try:
-        yield model
-    finally:
-        for seam, earlier in before:
-            seam.configure(view=earlier)
+def viewing(handover: Handover, view: View) -> Iterator[nn.Module]:
+    """Show one side at every site, to this thread."""
+    with handover.one_thread.shows():
+        before = [(seam, seam.state.view) for seam in handover.seams.values()]
+        try:
+            for seam, _ in before:
+                seam.configure(view=view)
+            yield handover.model
+        finally:
+            for seam, earlier in before:
+                seam.configure(view=earlier)
 
 
 @contextmanager
@@ -77,21 +136,22 @@ def _mean(measures: list[Similarity], counts: list[int]) -> Similarity:
 @contextmanager
 def isolated(handover: Handover) -> Iterator[None]:
     """Let a block configure the seams freely, in evaluation and without compiled code; everything is restored afterwards."""
-    seams = list(handover.seams.values())
-    before = [(seam.state, {name: getattr(seam, name) for name in ISOLATED}) for seam in seams]
-    refuses, handover.refuses_unreached = handover.refuses_unreached, False
-    for seam in seams:
-        seam.records, seam.reached = [], set()
-        seam.configure(watch=Watch.NOTHING)
-    try:
-        with evaluating(handover.model), plain_attention(), eager_mode():
-            yield
-    finally:
-        handover.refuses_unreached = refuses
-        for seam, (state, values) in zip(seams, before, strict=True):
-            seam.configure(**vars(state))
-            for name, value in values.items():
-                setattr(seam, name, value)
+    with handover.one_thread.shows():
+        seams = list(handover.seams.values())
+        before = [(seam.state, {name: getattr(seam, name) for name in ISOLATED}) for seam in seams]
+        refuses, handover.refuses_unreached = handover.refuses_unreached, False
+        for seam in seams:
+            seam.records, seam.reached = [], set()
+            seam.configure(watch=Watch.NOTHING)
+        try:
+            with evaluating(handover.model), plain_attention(), eager_mode():
+                yield
+        finally:
+            handover.refuses_unreached = refuses
+            for seam, (state, values) in zip(seams, before, strict=True):
+                seam.configure(**vars(state))
+                for name, value in values.items():
+                    setattr(seam, name, value)
 
 
 def gradients(
