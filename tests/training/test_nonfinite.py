@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import segue
 from segue.checkpoint.state import saved_step
@@ -143,6 +144,32 @@ class Masked(nn.Module):
         return self.inner(x) + self.mask(x).softmax(-1) @ x
 
 
+class MaskedScores(nn.Module):
+    """Attention whose scores come from a module of their own, with -inf where it must not look."""
+
+    class Scores(nn.Module):
+        def forward(self, x):
+            return (x @ x.transpose(1, 2)).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.scores, self.inner = self.Scores(), inner
+
+    def forward(self, x):
+        return self.inner(x) + self.scores(x).softmax(-1) @ x
+
+
+class Checkpointed(nn.Module):
+    """A module under activation checkpointing."""
+
+    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
 def huge(sign):
     return lambda teacher, site: Huge(sign)
 
@@ -277,6 +304,22 @@ WHERE = {
     "norm of finite gradients": (
         lambda: {"loss": lambda model, batch: (1e38 if breaks() else 1.0) * Classification()(model, batch)},
         "Every gradient is finite; only their norm is too large for its type.",
+    ),
+    "gradient under checkpointing": (
+        lambda: {"model": with_module("blocks.1", lambda inner: Checkpointed(Breaking("gradient", inner), False))},
+        f"The module 'blocks.1.inner' (Breaking) {BACK}.",
+    ),
+    "gradient under reentrant checkpointing": (
+        lambda: {"model": with_module("blocks.1", lambda inner: Checkpointed(Breaking("gradient", inner), True))},
+        "The gradient of 'blocks.1.inner.inner.mlp.0.bias' is inf or NaN.",
+    ),
+    "after scores with -inf": (
+        lambda: {"model": with_module("blocks.0", lambda inner: nn.Sequential(MaskedScores(inner), Breaking()))},
+        f"The module 'blocks.0.1' (Breaking) {FINITE}.",
+    ),
+    "gradient, after scores with -inf": (
+        lambda: {"model": with_module("blocks.0", lambda inner: nn.Sequential(MaskedScores(inner), Breaking("gradient")))},
+        f"The module 'blocks.0.1' (Breaking) {BACK}.",
     ),
     "beside a mask": (
         lambda: {"model": with_module("blocks.0", Masked), "loss": BreakingLoss()},
@@ -415,7 +458,7 @@ def test_what_was_left_out_is_remembered_by_a_resumed_run(tmp_path):
         None,
         CountedBatches(),
         Classification(),
-        recipe=segue.Recipe(steps=6),
+        recipe=segue.Recipe(steps=6, lr=1e-2, on_nan="skip"),
         folder=tmp_path,
         resume=True,
         progress=None,

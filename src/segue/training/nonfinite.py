@@ -66,7 +66,7 @@ class Search:
                 "The same forward, repeated, is finite in every module, and so is its loss: what made it inf or NaN does not "
                 "repeat itself (compiled code, a random number, a counter)"
             )
-        return self.processes.first(self._summed_gradient()) or (
+        return self.processes.first(self._summed_gradient(repeated=not self.sharded)) or (
             "Every gradient is finite; only their norm is too large for its type"
         )
 
@@ -76,19 +76,24 @@ class Search:
         trace = Trace(self._modules(), gradients=not self.sharded)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         parts: dict[str, Tensor] = {}
-        try:
-            with trace.watching(trained), eager_mode():
+        with trace.watching(trained), eager_mode():
+            try:
                 with self.autocast():
-                    parts["the loss function returns"] = task = self.loss_fn(self.model, micro.batch)
+                    parts["the loss function returns"] = self.loss_fn(self.model, micro.batch)
                     if self.handover is not None:
                         parts |= self.handover.losses(padding_mask(micro.batch))
-                total = sum(parts.values(), start=torch.zeros_like(task))
-                if trace.forward is None and finite(total) and not self.sharded:
-                    torch.autograd.grad(total, list(trained.values()), allow_unused=True)
-        except Exception as error:
-            if trace.forward is None and not trace.in_backward:
-                return f"The same forward, repeated to find the place, raises {type(error).__name__}: {error}"
-        return self._in_forward(trace) or _in_loss(parts) or self._in_backward(trace)
+            except Exception as error:
+                said = f"The same forward, repeated to find the place, raises {type(error).__name__}: {error}"
+                return self._in_forward(trace) or said
+            if not all(finite(part) for part in parts.values()):
+                return self._in_forward(trace) or _in_loss(parts)
+            if self.sharded:
+                return None
+            try:
+                torch.autograd.grad([x for x in parts.values() if x.requires_grad], list(trained.values()), allow_unused=True)
+            except RuntimeError:  # reentrant activation checkpointing has no such backward
+                return self._summed_gradient(repeated=False)
+            return self._in_backward(trace)
 
     def _modules(self) -> dict[nn.Module, str]:
         """Return everything that a forward calls, by name; a name that is not the model's begins with the name of its root."""
@@ -121,13 +126,13 @@ class Search:
             return f"{self._described(trace, trace.backward)} turns a finite gradient into inf or NaN"
         return "The loss is finite, but the gradient that it passes to the model is inf or NaN" if trace.from_loss else None
 
-    def _summed_gradient(self) -> str | None:
+    def _summed_gradient(self, *, repeated: bool) -> str | None:
         """Name the last parameter of the model whose gradient is inf or NaN: gradients spread from the end backwards."""
         gradients = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
         if (name := _first(reversed(gradients))) is None:
             return None
-        repeated = "" if self.sharded else "; the same backward, repeated, is finite"
-        return f"The gradient of {self._named(name)!r}{self._owner(name)} is inf or NaN{repeated}"
+        but = "; the same backward, repeated, is finite" if repeated else ""
+        return f"The gradient of {self._named(name)!r}{self._owner(name)} is inf or NaN{but}"
 
     def _described(self, trace: Trace, module: nn.Module) -> str:
         name = trace.modules[module]

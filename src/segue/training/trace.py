@@ -34,6 +34,13 @@ class Call:
     clean: bool
     gradient: bool | None = None
 
+    def around(self) -> Iterator[Call]:
+        """Yield the calls that contain this one, from the inside out."""
+        outer = self.outer
+        while outer is not None:
+            yield outer
+            outer = outer.outer
+
 
 @dataclass
 class Trace:
@@ -41,11 +48,16 @@ class Trace:
 
     modules: Mapping[nn.Module, str]
     gradients: bool  # also watch the backward
-    forward: nn.Module | None = None  # the first that turns finite input into inf or NaN
     backward: nn.Module | None = None  # the first that turns a finite gradient into inf or NaN
     parameter: str | None = None  # or the first parameter whose gradient is inf or NaN
     from_loss: bool = False  # or the gradient is inf or NaN before it reaches a module
     _calls: list[Call] = field(default_factory=list)
+    _first: Call | None = None
+
+    @property
+    def forward(self) -> nn.Module | None:
+        """The first module that turns finite input into inf or NaN, unless what contains it returns finite output after all."""
+        return None if self._first is None else self._first.module
 
     @property
     def in_backward(self) -> bool:
@@ -76,8 +88,11 @@ class Trace:
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         call = self._calls.pop()
-        if self.forward is None and call.clean and not finite(output):
-            self.forward = module
+        if finite(output):
+            if self._first is not None and call in self._first.around():
+                self._first = None  # masked scores, for example, that a softmax takes
+        elif self._first is None and call.clean:
+            self._first = call
         for x in tensors(output) if self.gradients else ():
             if x.requires_grad:
                 _hooked(x, lambda gradient: self._of_output(call, gradient))
@@ -94,11 +109,8 @@ class Trace:
         call.gradient = finite(gradient)
         if call.gradient or self.in_backward:
             return
-        around = call.outer
-        while around is not None and not around.gradient:
-            around = around.outer
-        self.backward = None if around is None else around.module
-        self.from_loss = around is None
+        self.backward = next((outer.module for outer in call.around() if outer.gradient), None)
+        self.from_loss = self.backward is None
 
     def _of_input(self, call: Call, gradient: Tensor) -> None:
         """Note what a module passes back; a module that returns its input itself has no gradient of an output before it."""

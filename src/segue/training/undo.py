@@ -93,6 +93,8 @@ class Original:
         for name, mode in self._modes.items():
             modules[name].training = mode
         for name, parameter in self.model.named_parameters():
+            if name not in self._flags:  # the model's own code has added it
+                continue
             flag, device, gradient = self._flags[name]
             if parameter.device != device:
                 parameter.data = parameter.data.to(device)
