@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from segue.errors import (
     CheckpointError,
     ConfigError,
+    DataError,
     HandoverError,
     PlanError,
     ResultError,
@@ -32,17 +33,18 @@ from segue.errors import (
 )
 
 T = TypeVar("T", bound=Callable[..., Any])
+LARGEST = 10**12  # count: more steps or units than any machine has time or room for
 LONGEST = 60  # letters of a value in an error
 
 # The kind of error for a wrong argument, by the place of what is called; PlanError for the rest of the vocabulary.
 ERRORS: dict[str, type[SegueError]] = {
     "segue.sites": SiteError,
-    "segue.core": HandoverError,
+    "segue.core.handover.Handover": HandoverError,
     "segue.checkpoint": CheckpointError,
     "segue.training": ConfigError,
     "segue.reporting": ResultError,
     "segue.integrations": HandoverError,
-    "segue.data": ConfigError,
+    "segue.data": DataError,
     "segue.convert": ConfigError,
     "segue.lab": ConfigError,
 }
@@ -63,9 +65,9 @@ def at_least(least: float) -> Rule:
 
 POSITIVE = Rule("a positive {noun}", lambda value: value > 0)
 
-PositiveInt: TypeAlias = Annotated[int, POSITIVE]
+PositiveInt: TypeAlias = Annotated[int, Rule("a positive {noun}", lambda value: 0 < value <= LARGEST)]
 PositiveFloat: TypeAlias = Annotated[float, POSITIVE]
-Count: TypeAlias = Annotated[int, at_least(0)]
+Count: TypeAlias = Annotated[int, Rule("{a} of at least 0", lambda value: 0 <= value <= LARGEST)]
 NotNegative: TypeAlias = Annotated[float, at_least(0)]
 Seed: TypeAlias = Annotated[int, Rule("an integer of 64 bits", lambda value: -(2**63) <= value < 2**63)]
 Unit: TypeAlias = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
@@ -86,18 +88,21 @@ def checked(made: T) -> T:
       Hint: give a positive integer.
     """
     if isinstance(made, type):
-        made.__init__ = _guarded(made.__init__, made, made.__name__)  # type: ignore[misc]
+        maker = "__new__" if issubclass(made, tuple) else "__init__"  # a NamedTuple has no __init__ of its own
+        setattr(made, maker, _guarded(getattr(made, maker), made, made.__name__))
         return made
     return typing.cast(T, _guarded(made, made, made.__qualname__.rpartition("<locals>.")[2]))
 
 
 def _guarded(function: Callable[..., Any], owner: Any, name: str) -> Callable[..., Any]:
-    error = next((kind for place, kind in ERRORS.items() if f"{owner.__module__}.".startswith(f"{place}.")), PlanError)
+    place = f"{owner.__module__}.{owner.__qualname__}."
+    error = next((kind for start, kind in ERRORS.items() if place.startswith(f"{start}.")), PlanError)
     signature = inspect.signature(function)
 
     @cache
     def hints() -> dict[str, Any]:  # late: importing Segue must not wait for it
-        return typing.get_type_hints(owner if is_dataclass(owner) else function, include_extras=True)
+        fields = is_dataclass(owner) or hasattr(owner, "_fields")
+        return typing.get_type_hints(owner if fields else function, include_extras=True)
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -123,8 +128,8 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class _MismatchError(Exception):
     """A value, or a part of it, is not what the hint says."""
 
-    def __init__(self, part: Any, *place: str) -> None:
-        self.part, self.place = part, place
+    def __init__(self, part: Any, *place: str, why: str | None = None) -> None:
+        self.part, self.place, self.why = part, place, why
 
 
 def _accept(hint: Any, value: Any, *at: str) -> Any:
@@ -149,16 +154,22 @@ def _accept(hint: Any, value: Any, *at: str) -> Any:
     if hint is int and isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
     if hint is float and isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value):
-        return value if isinstance(value, int | float) else float(value)  # an int stays one: files and hashes hold it
+        keeps = isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST)
+        return value if keeps else float(value)  # a usual int stays one: files and hashes hold it
     if hint is bool and (isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")):
         return bool(value)
     if hint in (int, float, bool) or not _is_a(hint, origin, inside, value):
         raise _MismatchError(value, *at)
+    if origin is collections.abc.Callable and isinstance(inside[0], list) and not _takes(value, len(inside[0])):
+        raise _MismatchError(value, *at, why=f"It does not take {len(inside[0])} argument{'s' * (len(inside[0]) != 1)}.")
     return value
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int) or math.isfinite(value)  # isfinite() overflows where an int is beyond every float
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond every float
+        return False
 
 
 _ITERABLES = (tuple, list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
@@ -183,12 +194,32 @@ def _accept_items(origin: Any, inside: tuple[Any, ...], value: Any, *at: str) ->
     fixed = origin is tuple and inside[-1:] != (...,)
     if fixed and len(value) != len(inside):  # type: ignore[arg-type]
         raise _MismatchError(value, *at)
-    if isinstance(value, list | tuple) and inside[:1] != (Any,):
-        items = [
-            _accept(inside[i] if fixed else inside[0], item, *at, f"item {i}") for i, item in enumerate(value)
-        ]  # a new one only where an item is new
-        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
-    return value
+    if inside[:1] in ((Any,), (object,)) or not (isinstance(value, list | tuple) or origin is not collections.abc.Iterable):
+        return value
+    found = list(value)
+    items = [_accept(inside[i] if fixed else inside[0], item, *at, f"item {i}") for i, item in enumerate(found)]
+    if all(new is old for new, old in zip(items, found, strict=True)):
+        return value
+    return items if isinstance(value, list) else tuple(items)
+
+
+def _is_module(value: Any) -> bool:
+    return not isinstance(value, type) and hasattr(value, "named_modules")  # an nn.Module, without importing torch
+
+
+def _takes(value: Any, count: int) -> bool:
+    """Tell whether a function or module can be called with so many arguments, where that can be known."""
+    if not (inspect.isfunction(value) or _is_module(value)):
+        return True
+    try:
+        signature = inspect.signature(value.forward if _is_module(value) else value)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def _is_a(hint: Any, origin: Any, inside: tuple[Any, ...], value: Any) -> bool:
@@ -216,7 +247,11 @@ def _refusal(error: type[SegueError], what: str, hint: Any, value: Any, mismatch
     choices = [choice for choice in _choices(hint) if isinstance(choice, str)]
     rule = _rule(hint)
     todo = rule.hint if rule is not None and rule.hint else f"give {wanted}."
-    if mismatch.place:
+    if isinstance(part, int) and part > LARGEST:
+        found = f"It is above {LARGEST:,}, the largest count."
+    if mismatch.why is not None:
+        found = mismatch.why
+    elif mismatch.place:
         found = f"In it, {' of '.join(reversed(mismatch.place))} is {_shown(part)}, of type {type(part).__name__}."
     elif isinstance(part, type):
         todo = f"call the class to make one: {part.__name__}()."
@@ -286,7 +321,7 @@ def _text(hint: Any, *, many: bool = False) -> str:
 
 def _rule(hint: Any) -> Rule | None:
     inside = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
-    return next((one for one in inside if isinstance(one, Rule)), None)
+    return next((one for one in reversed(inside) if isinstance(one, Rule)), None)
 
 
 def _name(kind: Any) -> str:

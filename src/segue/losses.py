@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from segue import similarity
-from segue.border import NotNegative, PositiveFloat, checked
+from segue.border import NotNegative, Rule, checked
 from segue.errors import PlanError
 from segue.schedules import Constant, Schedule, aggr20, alpha_at
 from segue.sites import Site
@@ -157,7 +157,7 @@ class LogitDistillation:
     """
 
     weight: NotNegative = 1.0
-    temperature: PositiveFloat = 4.0  # the logits are divided by it
+    temperature: Annotated[float, Rule("a positive number of at most 1000", lambda value: 0 < value <= 1000)] = 4.0
     schedule: Schedule = field(default_factory=lambda: Constant(alpha=1.0))
     logits: Callable[[Any], Tensor] | None = None
 

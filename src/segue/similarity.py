@@ -45,14 +45,14 @@ def measure(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Sim
 
 def cosine(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
     """Average the cosine of each token's two feature vectors."""
-    t, s = (as_real(as_tokens(output)).flatten(2) for output in (teacher, student))
+    t, s = (as_real(tokens).flatten(2) for tokens in _both(teacher, student))
     alike: Tensor = torch.nn.functional.cosine_similarity(t, s, dim=-1)
     return average(alike, mask).mean()
 
 
 def squared_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return each sample's squared L2 distance per token, averaged over its tokens: (batch,)."""
-    t, s = as_tokens(teacher), as_tokens(student)
+    t, s = _both(teacher, student)
     return average(_square(s - t).sum(-1), mask)
 
 
@@ -68,7 +68,7 @@ def relative_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None)
 
 def gram_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
     """Compare the feature Gram matrices X'X: their squared distance over the teacher's squared norm, which has a floor too."""
-    t, s = _rows(teacher, mask), _rows(student, mask)
+    t, s = (_rows(tokens, mask) for tokens in _both(teacher, student))
     gram_t, gram_s = t.mH @ t, s.mH @ s
     floor = (len(t) * FLOOR**2) ** 2 * t.shape[1]  # of independent features with a mean square of FLOOR**2
     return _square(gram_s - gram_t).sum() / _square(gram_t).sum().clamp_min(floor)
@@ -76,7 +76,7 @@ def gram_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> 
 
 def linear_cka(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return linear centred kernel alignment over all tokens of the batch, 1 for equal up to rotation and scale."""
-    t, s = _rows(teacher, mask), _rows(student, mask)
+    t, s = (_rows(tokens, mask) for tokens in _both(teacher, student, widths=False))
     t, s = t - t.mean(0), s - s.mean(0)
     across = _square(t.mH @ s).sum()
     norms: Tensor = torch.linalg.matrix_norm(t.mH @ t) * torch.linalg.matrix_norm(s.mH @ s)
@@ -85,6 +85,7 @@ def linear_cka(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> 
 
 def as_tokens(output: Tensor) -> Tensor:
     """Read an output as (batch, tokens, features) in float32 or complex64 at least."""
+    _require_tensor(output, "an output")
     if output.numel() == 0:
         raise PlanError(
             "outputs without samples cannot be compared.",
@@ -163,6 +164,7 @@ def as_real(x: Tensor) -> Tensor:
 
 def average(per_token: Tensor, mask: Tensor | None) -> Tensor:
     """Average each sample over the tokens that count: (batch, tokens) -> (batch,)."""
+    _require_tensor(per_token, "what is averaged")
     if mask is None:
         return per_token.mean(1)
     counts = _checked(mask, per_token).to(per_token.dtype)
@@ -170,14 +172,35 @@ def average(per_token: Tensor, mask: Tensor | None) -> Tensor:
     return torch.where(counts > 0, per_token, 0).sum(1) / counts.sum(1).clamp_min(1)
 
 
-def _rows(output: Tensor, mask: Tensor | None) -> Tensor:
-    x = as_tokens(output)
+def _both(teacher: Tensor, student: Tensor, *, widths: bool = True) -> tuple[Tensor, Tensor]:
+    """Read two outputs as tokens, and refuse those that cannot be compared token by token."""
+    t, s = as_tokens(teacher), as_tokens(student)
+    if t.shape[:2] != s.shape[:2] or (widths and t.shape[2] != s.shape[2]):
+        raise PlanError(
+            "outputs of different shapes cannot be compared.",
+            f"The teacher's has shape {tuple(teacher.shape)}, the student's {tuple(student.shape)}.",
+            "give two outputs for the same tokens.",
+        )
+    return t, s
+
+
+def _require_tensor(value: object, what: str) -> None:
+    if not isinstance(value, Tensor):
+        raise PlanError(
+            f"{what} must be a tensor, got {type(value).__name__}.",
+            "Measures compare the tensors that modules return.",
+            "give a torch.Tensor.",
+        )
+
+
+def _rows(x: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return x.flatten(0, 1)
     return x[_checked(mask, x).bool()]
 
 
 def _checked(mask: Tensor, tokens: Tensor) -> Tensor:
+    _require_tensor(mask, "the mask")
     if mask.shape != tokens.shape[:2]:
         raise PlanError(
             f"the mask has shape {tuple(mask.shape)}.",

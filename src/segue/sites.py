@@ -100,7 +100,7 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
             chosen |= {id(named[group[0]]) for group in groups}
             continue
         matches = _matcher(pattern)
-        hits = {id(module) for name, module in named.items() if matches(name, module)}
+        hits = {id(module) for name, module in named.items() if _decided(matches(name, module), name)}
         if not hits:
             raise _nothing_matched(pattern, model, named)
         chosen |= hits
@@ -115,6 +115,18 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
         for i, (names, group) in enumerate(zip(found, members, strict=True))
     ]
     return [replace(site, count=len(result)) for site in result]
+
+
+def _decided(answer: object, name: str) -> bool:
+    """Read what a user's selector returns for a module as yes or no."""
+    try:
+        return bool(answer)
+    except (RuntimeError, ValueError):  # a tensor or an array of several values
+        raise SiteError(
+            f"a selector must return True or False, got a {type(answer).__name__}.",
+            f"It is asked for {name!r}.",
+            "return a bool. Nothing was changed.",
+        ) from None
 
 
 def _groups(span: Span, model: nn.Module, named: dict[str, nn.Module]) -> list[tuple[str, ...]]:

@@ -35,10 +35,10 @@ def test_every_field_is_an_option_with_its_default_and_its_help(name, kind, monk
         ({"batch": 0}, "batch must be at least 1, got 0."),
         ({"tokens": 1}, "tokens must be at least 2, got 1."),
         ({"warmup": 1.5}, "warmup must be from 0 to 1, got 1.5."),
-        ({"train": "teachers"}, "train must be one of 'students', 'all', got 'teachers'."),
-        ({"dtype": "int8"}, "dtype must be one of 'float32', 'bfloat16', 'float16', got 'int8'."),
+        ({"train": "teachers"}, "Conversion(train=...) must be 'students' or 'all', got 'teachers'."),
+        ({"dtype": "int8"}, "Conversion(dtype=...) must be 'float32', 'bfloat16' or 'float16', got 'int8'."),
         ({"validation": 1.0}, "validation must be between 0 and 1, got 1.0."),
-        ({"validation": float("nan")}, "validation must be between 0 and 1, got nan."),
+        ({"validation": float("nan")}, "Conversion(validation=...) must be a finite number, got nan."),
     ],
 )
 def test_a_value_outside_its_limits_is_refused_in_python_too(given, fault):

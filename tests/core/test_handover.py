@@ -59,7 +59,7 @@ def test_a_wrong_student_is_found_on_the_first_forward_without_an_example():
 def test_a_run_has_at_least_one_step(total):
     model = Net()
     before = state_of(model)
-    with pytest.raises(PlanError, match=f"total_steps must be a positive integer, got {total!r}"):
+    with pytest.raises(PlanError, match=rf"replace_\(total_steps=...\) must be a positive integer, got {total!r}"):
         segue.replace_(model, segue.Plan(sites=SITES), total_steps=total)
     assert state_of(model) == before
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import segue
-from segue.errors import HandoverError, SiteError
+from segue.errors import HandoverError, PlanError, SiteError
 from tests.helpers.tiny import SITES, Attention, Net, batch, optimizer_for, start, train
 
 
@@ -13,7 +13,7 @@ def test_wrapped_models_are_refused():
     for wrap in (torch.compile, nn.DataParallel):
         with pytest.raises(HandoverError, match="call replace_ on the plain model first"):
             segue.replace_(wrap(Net()), segue.Plan(sites="**.attn"))
-    with pytest.raises(HandoverError, match="give the nn.Module itself"):
+    with pytest.raises(PlanError, match=r"replace_\(model=...\) must be an nn.Module, got 'model'"):
         segue.replace_("model", segue.Plan(sites="x"))
 
 

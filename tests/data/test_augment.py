@@ -70,7 +70,7 @@ def test_augmentations_are_configurations():
     assert repr(CropFlip()) == "CropFlip(pad=4, flip=True)"
     assert Crop(2) == Crop(pad=2)
     assert hash(NoAugmentation()) == hash(NoAugmentation())
-    fails(lambda: Crop(-1), "pad must be 0 or more pixels, got -1.")
+    fails(lambda: Crop(-1), "Crop(pad=...) must be an integer of at least 0, got -1.")
     fails(lambda: CropFlip()(torch.zeros(3, 8, 8), torch.Generator()), "The input has the shape (3, 8, 8).", "(B, C, H, W)")
 
 

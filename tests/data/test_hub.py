@@ -228,7 +228,7 @@ def test_unusable_image_folders(tmp_path: Path):
     file.write_bytes(whole)
     write_images(tmp_path / "test", *part(1), ["dgo"])
     fails(source, f"{tmp_path / 'test'} has a class 'dgo' that {tmp_path / 'train'} does not have.", "Nearest names: dog")
-    fails(lambda: ImageFolder(folder=tmp_path, size=0), "size must be 1 or more pixels, got 0.")
+    fails(lambda: ImageFolder(folder=tmp_path, size=0), "ImageFolder(size=...) must be a positive integer, got 0.")
 
 
 def test_an_image_too_large_is_refused(tmp_path: Path, monkeypatch: Any):

@@ -317,7 +317,7 @@ def test_the_model_stays_as_it_is(original):
 
 
 def test_a_run_without_steps_is_refused(original):
-    with pytest.raises(PlanError, match="total_steps must be a positive integer, got 0"):
+    with pytest.raises(PlanError, match=r"cost\(total_steps=...\) must be a positive integer, got 0"):
         cost(original, METHODS.dcr(sites=SITES), IMAGES, total_steps=0)
 
 

@@ -172,11 +172,11 @@ def test_a_site_that_is_called_more_than_once_is_refused():
 def test_what_cannot_be_measured_is_refused():
     of = reference.vit(depth=1, width=4, batches=1, gate=Bernoulli())
     for settings in ({"points": 0}, {"iterations": 0}):
-        with pytest.raises(PlanError, match="points and iterations must be positive"):
+        with pytest.raises(PlanError, match=r"curvature_bias\(\w+=...\) must be a positive integer, got 0"):
             measured(of, **settings)
     with pytest.raises(SiteError, match="'attn' matches none"):
         measured(of, sites="attn")
-    with pytest.raises(PlanError, match="alpha must be between 0 and 1"):
+    with pytest.raises(PlanError, match=r"alpha=...\) must be a number from 0 to 1"):
         measured(of, 2.0)
     of.batches = []
     with pytest.raises(DataError, match="`batches` is empty"):

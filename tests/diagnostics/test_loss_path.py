@@ -120,11 +120,11 @@ def test_patterns_choose_sites():
 def test_what_cannot_be_measured_is_refused():
     of = reference.vit(depth=1, width=4, batches=1)
     for points in (0, 1):
-        with pytest.raises(PlanError, match=f"points must be at least 2, got {points}"):
+        with pytest.raises(PlanError, match=rf"points=...\) must be an integer of at least 2, got {points}"):
             measured(of, points=points)
     with pytest.raises(SiteError, match="'attn' matches none"):
         measured(of, sites="attn")
-    with pytest.raises(PlanError, match="alpha must be between 0 and 1"):
+    with pytest.raises(PlanError, match=r"alpha=...\) must be a number from 0 to 1"):
         measured(of, -0.5)
     of.batches = []
     with pytest.raises(DataError, match="`batches` is empty"):

@@ -55,7 +55,7 @@ def test_fractions_depend_on_the_seed_alone_and_their_order_is_not_sorted_by_cla
 
 @pytest.mark.parametrize("data_fraction", [0.0, -0.5, 1.5, float("nan")])
 def test_a_fraction_that_is_none_is_refused(data_fraction):
-    with pytest.raises(ConfigError, match=rf"data_fraction must be in \(0, 1\], got {data_fraction}"):
+    with pytest.raises(ConfigError, match=rf"data_fraction=...\) must be a number above 0 and at most 1, got {data_fraction}"):
         TASK.load(data_fraction=data_fraction)
 
 
@@ -76,7 +76,7 @@ def test_examples_held_out_to_choose_settings_by_are_never_trained_on():
     assert not any(torch.equal(held[0], image) for image in test_part)
 
 
-@pytest.mark.parametrize("hold_out", [-1, 1297, 5000])
+@pytest.mark.parametrize("hold_out", [1297, 5000])
 def test_nothing_left_to_train_on_is_refused(hold_out):
     with pytest.raises(ConfigError, match=f"hold_out must be .*, got {hold_out}") as caught:
         replace(TASK, hold_out=hold_out).load()

@@ -110,7 +110,7 @@ def test_what_cannot_be_adapted():
     with pytest.raises(StudentError, match="It is ReLU, which has no linear layer"):
         Adapter(inside=3)(nn.Identity(), nn.ReLU(), segue.Site("x"))
     assert Adapter(inside=3, outside=5)(nn.Identity(), nn.Linear(5, 5), segue.Site("x")).before.in_features == 5
-    with pytest.raises(PlanError, match="inside must be a positive integer, got 0"):
+    with pytest.raises(PlanError, match=r"Adapter\(inside=...\) must be a positive integer, got 0"):
         Adapter(inside=0)(nn.Identity(), nn.Linear(5, 5), segue.Site("x"))
     with pytest.raises(PlanError, match="adapter"):
         segue.Plan(sites="2", adapter=3)

@@ -156,7 +156,7 @@ def test_a_quantised_map_is_refused():
 
 
 def test_a_rank_is_a_positive_integer():
-    with pytest.raises(PlanError, match="rank must be a positive integer, got 0"):
+    with pytest.raises(PlanError, match=r"LowRankMlp\(rank=...\) must be a positive integer, got 0"):
         LowRankMlp(rank=0)
 
 

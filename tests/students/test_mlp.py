@@ -302,7 +302,7 @@ def test_what_only_looks_like_an_mlp_is_refused(teacher):
     ],
 )
 def test_ratios_that_make_no_sense(make):
-    with pytest.raises(PlanError, match=r"^the ratio of \w+ must be .+, got .+\n  It is the .+\n  Hint: "):
+    with pytest.raises(PlanError, match=r"^\w+\(ratio=...\) must be a .*number.*, got .+\n  It is of type .+\n  Hint: "):
         make()
 
 

@@ -134,7 +134,7 @@ def test_a_plain_function_is_a_guidance():
         (lambda: FeatureGuidance(scale="sum"), r"FeatureGuidance\(scale=...\) must be 'relative' or 'paper', got 'sum'."),
         (
             lambda: LogitDistillation(temperature=0.0),
-            r"LogitDistillation\(temperature=...\) must be a positive finite number, got 0.0.",
+            r"LogitDistillation\(temperature=...\) must be a positive number of at most 1000, got 0.0.",
         ),
         (lambda: LogitDistillation(weight=float("inf")), r"LogitDistillation\(weight=...\) must be a finite number"),
     ],

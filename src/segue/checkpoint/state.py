@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from segue.border import PositiveInt, checked
 from segue.checkpoint import changes, folders, packing, precision, restoring
 from segue.checkpoint.folders import Checkpoint
 from segue.checkpoint.packing import TensorBag
@@ -26,13 +27,22 @@ from segue.settings import unsaved
 from segue.sites import select
 
 
+class Stateful(Protocol):
+    """What can be saved and restored besides a model and an optimizer, such as a learning-rate scheduler."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None: ...
+
+
+@checked
 def save(
     target: Handover | nn.Module,
     folder: str | os.PathLike[str],
     *,
     optimizer: Optimizer | None = None,
-    lr_scheduler: Any = None,
-    keep: int = 2,
+    lr_scheduler: Stateful | None = None,
+    keep: PositiveInt = 2,
 ) -> Path:
     """Save a running handover, or a finalized model, and return the folder of this checkpoint.
 
@@ -54,12 +64,13 @@ def save(
     return packing.write(Path(folder), state, bag.tensors, keep)
 
 
+@checked
 def load_(
     target: Handover | nn.Module,
     folder: str | os.PathLike[str],
     *,
     optimizer: Optimizer | None = None,
-    lr_scheduler: Any = None,
+    lr_scheduler: Stateful | None = None,
     allow_changes: Sequence[str] = (),
     **given: Any,
 ) -> Any:

@@ -339,7 +339,7 @@ def _say(text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False)
 
 
-def _grid(experiment: Any, folder: Path, workers: int, engine: str) -> int:
+def _grid(experiment: Any, folder: Path, workers: int, engine: Any) -> int:
     """Train a grid, print what failed, and return the exit code."""
     from segue.lab import consent
     from segue.lab.grid import run_grid

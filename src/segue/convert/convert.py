@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from segue.border import checked
 from segue.checkpoint import folders
 from segue.checkpoint.lock import locked_on_rank_0
 from segue.convert import folder, pretrained
@@ -30,6 +31,7 @@ from segue.training.recipe import Recipe
 __all__ = ["Conversion", "convert"]
 
 
+@checked
 def convert(
     settings: Conversion,
     out: Path,

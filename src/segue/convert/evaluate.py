@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from segue.border import checked
 from segue.convert import compare, evaluation_page, pretrained
 from segue.convert.data import Data, load, require_positions
 from segue.convert.options import Conversion, EvalSettings
@@ -35,6 +36,7 @@ class Row(NamedTuple):
     compared: str = ""
 
 
+@checked
 def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Compare the two models, write results.json, the figures and index.html, and return the results."""
     require_matplotlib()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from segue.border import checked
 from segue.errors import ConfigError
 
 RENAMED = {"looks": "evaluations", "keep": "exclude"}  # settings of version 0.1.0, in files that it wrote
@@ -45,6 +46,7 @@ def sizes(text: str | None) -> tuple[int, ...] | None:
     return tuple(sorted({int(part) for part in found}))
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
     """Everything that one conversion depends on."""
@@ -83,6 +85,7 @@ class Conversion:
         _check(self)
 
     @classmethod
+    @checked
     def from_dict(cls, saved: Mapping[str, Any]) -> Conversion:
         """Rebuild the settings from a file, also one that version 0.1.0 wrote."""
         given = {RENAMED.get(name, name): value for name, value in saved.items()}
@@ -95,6 +98,7 @@ class Conversion:
         return cls(**given)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings:
     """Everything that a comparison depends on; None means as in the conversion."""
@@ -117,25 +121,16 @@ class EvalSettings:
 
 
 def _check(settings: Any) -> None:
-    """Refuse a value outside its limits or choices, however the settings were made."""
-    for name, (kind, option) in options(type(settings)).items():
-        value, choices = getattr(settings, name), _choices(kind)
+    """Refuse a value outside its limits, however the settings were made."""
+    for name, (_, option) in options(type(settings)).items():
+        value = getattr(settings, name)
         if value is None:
             continue
-        if choices and value not in choices:
-            raise _refused(settings, name, f"one of {', '.join(map(repr, choices))}", option)
         if not (option.min is None or value >= option.min) or not (option.max is None or value <= option.max):
             limits = f"at least {option.min}" if option.max is None else f"from {option.min} to {option.max}"
             raise _refused(settings, name, limits, option)
         if name == "validation" and not 0 < value < 1:
             raise _refused(settings, name, "between 0 and 1", option)
-
-
-def _choices(kind: Any) -> tuple[Any, ...]:
-    """Return the values of a Literal, also of one that may be None."""
-    if get_origin(kind) is Literal:
-        return get_args(kind)
-    return tuple(choice for member in get_args(kind) for choice in _choices(member))
 
 
 def _refused(settings: Any, name: str, wanted: str, option: Option) -> ConfigError:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from segue.border import checked
 from segue.checkpoint import state as checkpoint
 from segue.convert import manifest
 from segue.convert.configuration import build_config, dtype_of, model_class, plain_config
@@ -38,6 +39,7 @@ ENDINGS: dict[str, Kind] = {
 }
 
 
+@checked
 def from_pretrained(
     folder: str | os.PathLike[str],
     *,

@@ -117,7 +117,7 @@ class AuxiliaryLosses:
                 pairs = [tuple(self.with_usual_axis(model, name, x) for x in pair) for pair in pairs]
             shares = _shares(self.plan.guidance, pairs, mask)
             total = sum(shares, start=torch.zeros((), device=pairs[0][0].device))
-            parts[f"guidance/{name}"] = weight * _scalar(total, "guidance") / len(pairs)
+            parts[f"guidance/{name}"] = weight * total / len(pairs)
         if self.distill > 0 and self.plan.distill is not None and self.calls:
             pairs = [
                 (self._logits(theirs), self._logits(ours)) for theirs, (_, _, ours) in zip(outputs, self.calls, strict=True)
@@ -162,7 +162,14 @@ class AuxiliaryLosses:
     def _logits(self, output: Any) -> Tensor:
         pick = getattr(self.plan.distill, "logits", None)
         if pick is not None:
-            return pick(output)  # type: ignore[no-any-return]
+            picked = pick(output)
+            if not (isinstance(picked, Tensor) and picked.is_floating_point()):
+                raise PlanError(
+                    f"LogitDistillation(logits=...) must return a floating tensor, got {type(picked).__name__}.",
+                    f"It is called with the output of the model, of type {type(output).__name__}.",
+                    "return the logits.",
+                )
+            return picked
         if isinstance(logits := getattr(output, "logits", None), Tensor):
             return logits
         if isinstance(output, dict) and isinstance(output.get("logits"), Tensor):
@@ -213,16 +220,13 @@ def _shares(loss: PairLoss, pairs: Sequence[tuple[Tensor, ...]], mask: Tensor | 
     total = sum(counts)
     masks = [mask] * len(pairs) if mask is None or len(mask) != total else torch.split(mask, counts)
     return [
-        loss(t, s, part) * (count * len(pairs) / total) if count else s.real.float().sum()
+        _scalar(loss(t, s, part)) * (count * len(pairs) / total) if count else s.real.float().sum()
         for (t, s), part, count in zip(pairs, masks, counts, strict=True)
     ]
 
 
-def _scalar(value: Tensor, what: str) -> Tensor:
-    if value.dim() != 0:
-        raise PlanError(
-            f"the {what} loss must return a scalar.",
-            f"It returns a tensor of shape {tuple(value.shape)}.",
-            "average or sum it.",
-        )
+def _scalar(value: Tensor) -> Tensor:
+    if not isinstance(value, Tensor | int | float) or (isinstance(value, Tensor) and value.dim() != 0):
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"
+        raise PlanError("the guidance loss must return a scalar.", f"It returns {found}.", "average or sum it.")
     return value

@@ -14,7 +14,7 @@ from segue.core.blending import call_arguments, copy_caches, first_floating
 from segue.core.seam import Seam
 from segue.core.surgery import unreached
 from segue.core.tensor_files import sharded_like
-from segue.errors import StudentError
+from segue.errors import PlanError, StudentError
 from segue.students.initialisation import LeastSquares, RegressionSums
 
 if TYPE_CHECKING:
@@ -38,8 +38,15 @@ def calibrate(
     try:
         with torch.no_grad(), handover.as_teacher() as model, evaluating(model), plain_attention():
             for batch in batches:
+                padding = mask(batch)
+                if not isinstance(padding, Tensor | None):
+                    raise PlanError(
+                        f"calibrate(mask=...) must return a tensor or None, got {type(padding).__name__}.",
+                        "It is called with each batch.",
+                        "return 1 where a token counts and 0 where it is padding.",
+                    )
                 for listener in listeners:
-                    listener.mask = mask(batch)
+                    listener.mask = padding
                 args, kwargs = call_arguments(batch)
                 model(*args, **kwargs)
     finally:

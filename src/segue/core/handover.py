@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from segue.border import PositiveInt, checked
 from segue.core import surgery, views
 from segue.core.auxiliary import AuxiliaryLosses, frozen_original
 from segue.core.backbone import Backbone
@@ -30,7 +31,8 @@ from segue.sites import select
 from segue.students.initialisation import LeastSquares
 
 
-def replace_(model: nn.Module, plan: Plan, *, total_steps: int | None = None, example: Any = None) -> Handover:
+@checked
+def replace_(model: nn.Module, plan: Plan, *, total_steps: PositiveInt | None = None, example: Any = None) -> Handover:
     """Put a student next to every teacher that a plan selects, and return the handover that drives them.
 
     >>> from torch import nn
@@ -208,6 +210,7 @@ class Handover(Copied):
         device = next(iter(self.seams.values())).student_weight.device
         return sum((part.to(device) for part in parts.values()), start=torch.zeros((), device=device))
 
+    @checked
     def losses(self, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Return the named parts of `aux_loss`: 'guidance/<site>' and 'distill'."""
         self._require_running("aux_loss()")
@@ -250,6 +253,7 @@ class Handover(Copied):
         self._require_running("as_student()")
         return views.viewing(self, View.STUDENT)
 
+    @checked
     def similarity(self, *args: Any, padding_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Similarity]:
         """Compare the two sides at every site on the same input: the students' own stream, in evaluation.
 
@@ -268,6 +272,7 @@ class Handover(Copied):
             self.model(*args, **kwargs)
         return similar
 
+    @checked
     def comparing(self, padding_mask: Tensor | None = None) -> AbstractContextManager[dict[str, Similarity]]:
         """Compare the two sides in the forwards of a `with` block, which show the students alone, in evaluation.
 
@@ -280,6 +285,7 @@ class Handover(Copied):
         """Record outputs at the sites for a measurement, apart from those for the losses."""
         return views.recording(self.seams.values(), watch)
 
+    @checked
     def calibrate(
         self,
         batches: Iterable[Any],
@@ -295,11 +301,13 @@ class Handover(Copied):
         self.require_teachers("calibrate()")
         return calibrate(self, batches, method or LeastSquares(), mask)
 
+    @checked
     def verify(self, *args: Any, optimizer: Optimizer | None = None, **kwargs: Any) -> Verification:
         """Prove on your own batch that the handover is exact; returns a readable report, raises if something fails."""
         self.require_teachers("verify()")
         return verify(self, args, kwargs, optimizer)
 
+    @checked
     def finalize_(self, *, force: bool = False) -> nn.Module:
         """Put the students in place of the seams: a plain model again, with the original names.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from segue.errors import PlanError
-from segue.gates import Noise
+from segue.gates import Gate, Noise
 from segue.losses import weight_at
 from segue.plan import Plan
 from segue.schedules import alpha_at, is_hold
@@ -99,15 +99,16 @@ def _at(plan: Plan, site: Site, step: int, progress: float) -> SiteState:
     alpha = alpha_at(plan.schedule, progress, site)
     return SiteState(
         alpha=alpha,
-        weight=_weight(plan, alpha, Noise(plan.seed, step, site.name), site),
-        mean=_weight(plan, alpha, None, site),
+        weight=gate_weight(plan.gate, alpha, Noise(plan.seed, step, site.name), site),
+        mean=gate_weight(plan.gate, alpha, None, site),
         guidance=0.0 if plan.guidance is None else weight_at(plan.guidance, progress, site),
         hold=alpha == 1.0 and is_hold(plan.schedule, progress, site),
     )
 
 
-def _weight(plan: Plan, alpha: float, noise: Noise | None, site: Site) -> float:
-    weight = plan.gate(alpha, noise)
+def gate_weight(gate: Gate, alpha: float, noise: Noise | None, site: Site) -> float:
+    """Return the student's weight that a gate gives, and refuse what is not a number from 0 to 1."""
+    weight = gate(alpha, noise)
     if not (isinstance(weight, int | float) and 0.0 <= weight <= 1.0):
         raise PlanError(
             f"the gate must return a number from 0 to 1, got {weight!r}.",

@@ -73,12 +73,6 @@ def finished(student: nn.Module) -> nn.Module:
 
 def refuse_wrapped(model: nn.Module) -> None:
     """Refuse what is not the model itself: the wrapper would keep the old parameters or graphs."""
-    if not isinstance(model, nn.Module):
-        raise HandoverError(
-            f"the model must be an nn.Module, got {type(model).__name__}.",
-            "Only a module has sites.",
-            "give the nn.Module itself.",
-        )
     kinds = {cls.__name__ for cls in type(model).__mro__}
     wrappers = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "OptimizedModule")
     wrapper = next((name for name in wrappers if name in kinds), None)

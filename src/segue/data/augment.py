@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from segue.border import Count, PositiveInt, checked
 from segue.errors import DataError
 
 
@@ -19,6 +20,7 @@ class NoAugmentation:
         return images
 
 
+@checked
 @dataclass(frozen=True)
 class CropFlip:
     """Shift every image by up to `pad` pixels each way, then mirror it left to right or not, at random: usual for CIFAR.
@@ -29,12 +31,8 @@ class CropFlip:
     torch.Size([2, 3, 8, 8])
     """
 
-    pad: int = 4
+    pad: Count = 4  # pixels
     flip: bool = True
-
-    def __post_init__(self) -> None:
-        if self.pad < 0:
-            raise DataError(f"pad must be 0 or more pixels, got {self.pad}.", "A shift has no sign.", "For example pad=4.")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         if images.ndim != 4:
@@ -55,21 +53,20 @@ class CropFlip:
         return padded.flatten(2).gather(2, places).view_as(images)
 
 
+@checked
 @dataclass(frozen=True)
 class Crop:
     """Shift every image as `CropFlip` does, without mirroring."""
 
-    pad: int = 4
-
-    def __post_init__(self) -> None:
-        CropFlip(pad=self.pad)
+    pad: Count = 4  # pixels
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         return CropFlip(pad=self.pad, flip=False)(images, generator)
 
 
+@checked
 def normalise(
-    images_uint8: Tensor, mean: tuple[float, ...], std: tuple[float, ...], size: int | None = None
+    images_uint8: Tensor, mean: tuple[float, ...], std: tuple[float, ...], size: PositiveInt | None = None
 ) -> Tensor:  # (N, C, H, W) float32
     """Turn bytes into numbers around 0, resized to `size` x `size` pixels if that is given.
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from segue.border import PositiveInt, checked
 from segue.data.dataset import Dataset, Examples, image_dataset
 from segue.data.files import contents, existing_file, existing_folder, hub_offline, optional, store_paths, unreadable
 from segue.errors import DataError, nearest
@@ -24,6 +25,7 @@ _READERS = ("parquet", "arrow", "imagefolder", "cache")  # of plain data; `datas
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class HubDataset:
     """Load an image dataset with `datasets`: an id such as "uoft-cs/cifar100", or a folder on this machine."""
@@ -68,6 +70,7 @@ class HubDataset:
             raise DataError(problem, f"{self.id} is not available ({type(error).__name__}: {error}).", hint) from error
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Parquet:
     """Load two Parquet files, or two patterns such as "train-*.parquet"; the columns often are called img or fine_label."""
@@ -90,6 +93,7 @@ class Parquet:
             return _images(problem, parts, ("train", "test"), (self.image, self.label))
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
     """Load folder/train/<class>/* and folder/test/<class>/* (or folder/val), each image as `size` x `size` pixels.
@@ -98,12 +102,10 @@ class ImageFolder:
     """
 
     folder: str | Path
-    size: int = 32
+    size: PositiveInt = 32
 
     def __post_init__(self) -> None:
         store_paths(self, "folder")
-        if self.size < 1:
-            raise DataError(f"size must be 1 or more pixels, got {self.size}.", f"It belongs to {self}.", "For example 32.")
 
     def __call__(self) -> Dataset:
         problem = f"{self} cannot be loaded."

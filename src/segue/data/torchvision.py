@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from segue.border import checked
 from segue.data.cifar import CIFAR10, CIFAR100, read_cifar
 from segue.data.dataset import Dataset, Examples, image_dataset
 from segue.data.files import AbsentError, existing_file, existing_folder, optional, require_network, store_paths, unreadable
@@ -20,6 +21,7 @@ _CIFAR = {"CIFAR10": CIFAR10, "CIFAR100": CIFAR100}
 _NAMES = (*_CIFAR, "MNIST", "FashionMNIST", "SVHN")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Torchvision:
     """Load CIFAR10, CIFAR100, MNIST, FashionMNIST or SVHN from the folder that torchvision calls `root`.
@@ -58,6 +60,7 @@ class Torchvision:
         return _read_idx(problem, existing_folder(problem, folder / self.name / "raw"), classes=10)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Idx:
     """Load MNIST, Fashion-MNIST or KMNIST from a folder of IDX files, plain or gzipped.

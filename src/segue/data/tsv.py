@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from segue.border import checked
 from segue.data.dataset import TextDataset, text_dataset
 from segue.data.files import contents, store_paths, unreadable
 from segue.errors import DataError, nearest
@@ -16,6 +17,7 @@ from segue.errors import DataError, nearest
 _INTEGER = re.compile("-?[0-9]{1,9}")  # int() would also take "1_0", " 1" and the digits of other scripts
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Tsv:
     """Load labelled sentences from two files: a header, then one example per line; quotes mean nothing."""

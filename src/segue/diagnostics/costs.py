@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from segue.border import PositiveInt, checked
 from segue.core.blending import blendable, call_arguments, tensors
 from segue.core.handover import Handover
 from segue.core.step_state import step_state
@@ -170,7 +171,8 @@ class Cost:
         return draw_cost(self, Path(path))
 
 
-def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: int = 1000, loss_fn: LossFn | None = None) -> Cost:
+@checked
+def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: PositiveInt = 1000, loss_fn: LossFn | None = None) -> Cost:
     """Count what a plan costs on a model, per phase and over a run; the model is not changed.
 
     >>> import torch

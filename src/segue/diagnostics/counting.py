@@ -25,7 +25,7 @@ from segue.core.handover import replace_
 from segue.core.step_state import step_state
 from segue.errors import SegueWarning
 from segue.plan import Plan
-from segue.training.tasks import LossFn
+from segue.training.tasks import LossFn, scalar
 
 
 class Uncounted(TorchDispatchMode):
@@ -220,7 +220,7 @@ class StepCosts:
     def students_alone(self) -> StepCost:
         """Return the cost of a step in which only students run."""
         with self.handover.as_student():
-            return self._count(lambda: self.loss_fn(self.handover.model, self.batch))
+            return self._count(lambda: scalar(self.loss_fn(self.handover.model, self.batch)))
 
     def teacher_pass(self) -> int:
         """Return the operations of one forward of the original model."""
@@ -246,7 +246,7 @@ class StepCosts:
         return step == 0, now.distill > 0, first, *sorted(Counter(others).items())
 
     def _loss(self) -> Tensor:
-        loss = self.loss_fn(self.handover.model, self.batch)
+        loss = scalar(self.loss_fn(self.handover.model, self.batch))
         return loss + self.handover.aux_loss(padding_mask(self.batch))
 
     def _count(self, loss: Callable[[], Tensor]) -> StepCost:

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from segue.border import PositiveInt, Seed, Unit, checked
 from segue.core.handover import Handover
 from segue.diagnostics.gate_distribution import GateDistribution, fixed_batches, select_sites, site_distributions
 from segue.diagnostics.loss_path import Tail, tails
-from segue.errors import PlanError
 from segue.gates import Gate
 from segue.reporting.formatting import significant
 from segue.training.tasks import LossFn
@@ -72,17 +72,18 @@ class CurvatureBias:
         return "\n".join(rows)
 
 
+@checked
 def curvature_bias(
     handover: Handover,
     batches: Iterable[Any],
     loss_fn: LossFn,
-    alpha: float | None = 0.5,
+    alpha: Unit | None = 0.5,
     sites: str | Sequence[str] | None = None,
     *,
     gate: Gate | None = None,
-    points: int = 9,
-    iterations: int = 24,
-    seed: int = 0,
+    points: PositiveInt = 9,
+    iterations: PositiveInt = 24,
+    seed: Seed = 0,
 ) -> CurvatureBias:
     """Measure how far random mixing at a site moves the expected loss, and the paper's bound.
 
@@ -90,12 +91,6 @@ def curvature_bias(
     `iterations` Hessian-vector products each. The gate is the plan's, or the one given, at `alpha` (None: the present one);
     the other gates stay at their means.
     """
-    if points < 1 or iterations < 1:
-        raise PlanError(
-            f"points and iterations must be positive, got {points} and {iterations}.",
-            "The curvature is measured by so many iterations at so many points.",
-            "9 points and 24 iterations are the defaults.",
-        )
     handover.require_teachers("curvature_bias()")
     distributions = site_distributions(handover, alpha, gate)
     population = fixed_batches(batches, handover)

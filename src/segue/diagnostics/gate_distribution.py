@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from segue.border import Unit, checked
 from segue.core.handover import Handover
+from segue.core.step_state import gate_weight
 from segue.errors import DataError, PlanError, SiteError, nearest
 from segue.gates import Gate, Noise, Outcomes
-from segue.sites import name_matches
+from segue.sites import Site, name_matches
 from segue.training.batches import mapped
 
 DRAWS = 4096  # of the weight alone, for a gate that does not state its distribution
@@ -48,7 +50,8 @@ class GateDistribution:
         return float(self.gate(self.alpha, noise))
 
 
-def distribution_of(gate: Gate, alpha: float) -> GateDistribution:
+@checked
+def distribution_of(gate: Gate, alpha: Unit) -> GateDistribution:
     """Return the distribution that a gate states, or draw from a gate that states none.
 
     >>> from segue.gates import Bernoulli, GumbelSoftmax
@@ -57,12 +60,6 @@ def distribution_of(gate: Gate, alpha: float) -> GateDistribution:
     >>> round(distribution_of(GumbelSoftmax(), 0.9).mean, 3)  # not 0.1
     0.184
     """
-    if not 0.0 <= alpha <= 1.0:
-        raise PlanError(
-            f"alpha must be between 0 and 1, got {alpha!r}.",
-            "It is the teacher's share at a site.",
-            "distribution_of(gate, 0.5) is the middle of a handover.",
-        )
     for name in ("outcomes", "nodes"):
         if (stated := getattr(gate, name, None)) is not None:
             found: Outcomes = tuple((weight, probability) for weight, probability in stated(alpha) if probability != 0.0)
@@ -82,6 +79,9 @@ def select_sites(handover: Handover, patterns: str | Sequence[str] | None) -> li
     if patterns is None:
         return list(handover.seams)
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    if not wanted:
+        found = f"The handover has {len(handover.seams)} sites."
+        raise SiteError("the list of sites is empty.", found, "name at least one pattern, or leave it out.")
     for pattern in wanted:
         if not any(name_matches(pattern, name) for name in handover.seams):
             raise SiteError(
@@ -113,7 +113,7 @@ def _check(gate: Gate, name: str, alpha: float, found: Outcomes) -> None:
 
 def _drawn(gate: Gate, alpha: float) -> Outcomes:
     """Draw weights and reduce them: to the distinct values if these are few, else to the means of equal groups."""
-    weights = sorted(float(gate(alpha, Noise(0, draw, "its law"))) for draw in range(DRAWS))
+    weights = sorted(gate_weight(gate, alpha, Noise(0, draw, "its law"), Site("any")) for draw in range(DRAWS))
     if len(counts := Counter(weights)) <= GROUPS:
         return tuple((weight, count / DRAWS) for weight, count in counts.items())
     size = DRAWS // GROUPS

@@ -17,20 +17,20 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from segue.border import Count, PositiveInt, Seed, Unit, at_least, checked
 from segue.core.handover import Handover
 from segue.core.seam import View
 from segue.core.views import gradients, isolated
 from segue.diagnostics.gate_distribution import GateDistribution, fixed_batches, select_sites, site_distributions
-from segue.errors import PlanError
 from segue.gates import Gate, Noise
 from segue.reporting.formatting import significant
 from segue.similarity import as_real
-from segue.training.tasks import LossFn
+from segue.training.tasks import LossFn, scalar
 
 MOST_OUTCOMES = 4096  # twelve coins
 EXACT = "exact"
@@ -130,18 +130,19 @@ class GateGradientVariance:
         return "\n".join(rows)
 
 
+@checked
 def gate_gradient_variance(
     handover: Handover,
     batches: Iterable[Any],
     loss_fn: LossFn,
-    alpha: float | None = 0.5,
+    alpha: Unit | None = 0.5,
     sites: str | Sequence[str] | None = None,
-    draws: int = 64,
+    draws: Annotated[Count, at_least(4)] = 64,  # a variance and its error need 4
     *,
     gate: Gate | None = None,
     alone: bool = True,
-    most_outcomes: int = MOST_OUTCOMES,
-    seed: int = 0,
+    most_outcomes: PositiveInt = MOST_OUTCOMES,
+    seed: Seed = 0,
 ) -> GateGradientVariance:
     """Measure how much of the variance of the students' gradients the gates cause, and how much the data.
 
@@ -151,8 +152,6 @@ def gate_gradient_variance(
     `loss_fn(model, batch)` the task's loss; guidance is not part of it, as in the paper. The model runs in eval mode, so that
     dropout adds nothing; the run is not changed.
     """
-    if draws < 4:
-        raise PlanError(f"draws must be at least 4, got {draws}.", "A variance and its error need 4.", "64 is the default.")
     handover.require_teachers("gate_gradient_variance()")
     distributions = site_distributions(handover, alpha, gate)
     names = select_sites(handover, sites)
@@ -306,7 +305,7 @@ class _Measurement:
         flat = [p for name in active for p in parameters[name]]
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(0)
-            outputs = [self.loss_fn(self.handover.model, self.batches[index])] if flat else []
+            outputs = [scalar(self.loss_fn(self.handover.model, self.batches[index]))] if flat else []
             taken = iter(gradients(self.handover.model, [x for x in outputs if x.requires_grad], flat))
         return {name: _vector(parameters[name], taken if name in active else itertools.repeat(None)) for name in names}
 

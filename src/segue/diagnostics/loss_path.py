@@ -12,21 +12,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from segue.border import Count, Unit, at_least, checked
 from segue.core.blending import first_floating, merge
 from segue.core.handover import Handover
 from segue.core.seam import View, Watch
 from segue.core.views import isolated
 from segue.diagnostics.gate_distribution import fixed_batches, select_sites, site_distributions
-from segue.errors import HandoverError, PlanError
+from segue.errors import HandoverError
 from segue.reporting.formatting import significant
 from segue.similarity import as_real
-from segue.training.tasks import LossFn
+from segue.training.tasks import LossFn, scalar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +72,20 @@ class LossPath:
         return draw_loss_path(self, Path(path))
 
 
+@checked
 def loss_path(
     handover: Handover,
     batches: Iterable[Any],
     loss_fn: LossFn,
-    alpha: float | None = 0.5,
+    alpha: Unit | None = 0.5,
     sites: str | Sequence[str] | None = None,
     *,
-    points: int = 21,
+    points: Annotated[Count, at_least(2)] = 21,  # a path has two ends
 ) -> LossPath:
     """Measure the loss from each site's teacher to its student, and the paper's bound.
 
     One site changes at a time; the gates of the others stay at their means at `alpha` (None: their present alphas).
     """
-    if points < 2:
-        raise PlanError(f"points must be at least 2, got {points}.", "A path has two ends.", "21 is the default.")
     handover.require_teachers("loss_path()")
     means = {name: one.mean for name, one in site_distributions(handover, alpha).items()}
     population = fixed_batches(batches, handover)
@@ -217,7 +217,7 @@ class Tail:
     def _run(self) -> Tensor:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return self.loss_fn(self.model, self.batch)
+            return scalar(self.loss_fn(self.model, self.batch))
 
 
 @contextmanager

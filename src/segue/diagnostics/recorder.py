@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from segue.border import PositiveInt, checked
 from segue.core.handover import Handover
 from segue.diagnostics.curvature import curvature_bias
 from segue.diagnostics.gate_distribution import select_sites, site_distributions
@@ -26,6 +27,7 @@ class Recorder:
     which to measure (by default, whenever it is called). Once teachers are released there is nothing to measure.
     """
 
+    @checked
     def __init__(
         self,
         batches: Iterable[Any],
@@ -33,10 +35,10 @@ class Recorder:
         measures: Sequence[str] = (VARIANCE,),
         *,
         sites: str | Sequence[str] | None = None,
-        draws: int = 8,
-        examples: int = 16,
-        points: int = 5,
-        iterations: int = 8,
+        draws: PositiveInt = 8,
+        examples: PositiveInt = 16,
+        points: PositiveInt = 5,
+        iterations: PositiveInt = 8,
         at: Iterable[int] | None = None,
     ) -> None:
         for measure in measures:

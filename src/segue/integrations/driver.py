@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from segue.border import checked
 from segue.checkpoint import changes
 from segue.checkpoint.state import settings_of
 from segue.core.handover import Handover, replace_
@@ -21,6 +22,7 @@ KEY = "segue"  # of our state in a framework's checkpoint
 class Driver:
     """Drive one handover from the events of a framework."""
 
+    @checked
     def __init__(self, plan: Plan, *, finalize: bool = True, allow_changes: Sequence[str] = ()) -> None:
         self.plan = plan
         self.allow_changes = allow_changes  # settings that may differ from those of a checkpoint

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from segue.border import checked
 from segue.core import randomness
 from segue.core.blending import padding_mask
 from segue.errors import HandoverError, MissingExtraError, SegueWarning
@@ -36,6 +37,7 @@ class HandoverCallback(Driver, Callback):
     plan or length is refused, unless `allow_changes=("plan.schedule",)` names what differs.
     """
 
+    @checked
     def __init__(self, plan: Plan, *, module: str = "model", finalize: bool = True, allow_changes: Sequence[str] = ()) -> None:
         super().__init__(plan, finalize=finalize, allow_changes=allow_changes)
         self.module = module

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from segue.border import checked
 from segue.core.blending import padding_mask
 from segue.errors import HandoverError, MissingExtraError, PlanError
 from segue.integrations.driver import KEY, Driver
@@ -33,6 +34,7 @@ class HandoverCallback(Driver, TrainerCallback):
     length is refused, unless `allow_changes=("plan.schedule",)` names what differs.
     """
 
+    @checked
     def __init__(self, plan: Plan, *, finalize: bool = True, allow_changes: Sequence[str] = ()) -> None:
         super().__init__(plan, finalize=finalize, allow_changes=allow_changes)
         self._batches = 1  # in the current optimizer step

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from segue import data as sources
+from segue.border import Count, Fraction, PositiveInt, Seed, checked
 from segue.diagnostics.recorder import VARIANCE
 from segue.errors import ConfigError, nearest
 from segue.lab.models import SentenceClassifier, SmallViT, Timm
@@ -20,6 +21,7 @@ from segue.training.recipe import Recipe
 NAMES = ("experiment", "method", "label", "group")  # of a run for people; they do not change its numbers
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One part of a teacher's training."""
@@ -28,16 +30,18 @@ class Stage:
     head_only: bool = False
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
     """How the model comes to be that is then replaced in parts; the same configuration is trained once."""
 
     task: Task
     stages: tuple[Stage, ...]
-    batch: int = 128
-    seed: int = 0
+    batch: PositiveInt = 128
+    seed: Seed = 0
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One replacement: which teacher, which plan, which data, how long."""
@@ -50,11 +54,11 @@ class Run:
     task: Task
     teacher: Teacher
     recipe: Recipe
-    batch: int = 128
-    data_fraction: float = 1.0  # of the training data, available to the replacement
-    evaluations: tuple[int, ...] | int = 20  # at which steps, or how many
+    batch: PositiveInt = 128
+    data_fraction: Fraction = 1.0  # of the training data, available to the replacement
+    evaluations: tuple[Count, ...] | Count = 20  # at which steps, or how many
     diagnostics: tuple[str, ...] = (VARIANCE,)  # measured at every evaluation: see diagnostics.recorder
-    seed: int = 0
+    seed: Seed = 0
 
     @property
     def name(self) -> str:

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from segue.border import PositiveInt, checked
 from segue.errors import ConfigError, MissingExtraError, SegueError, nearest, printable
 from segue.lab.config import Run
 from segue.lab.run import is_finished, run
@@ -26,6 +27,7 @@ from segue.reporting.formatting import duration
 from segue.training.progress import Progress
 
 
+@checked
 @dataclass(frozen=True)
 class Experiment:
     """Where a list of runs comes from: a file with a function `runs`, and the options it gets.
@@ -37,9 +39,10 @@ class Experiment:
     options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
+    @checked
     def from_dict(cls, saved: dict[str, Any]) -> Experiment:
         """Read an experiment from grid.json."""
-        place, options = saved["place"], saved["options"]
+        place, options = saved.get("place"), saved.get("options")
         if not (isinstance(place, str) and isinstance(options, dict)):
             found = f"They are {place!r:.40} and {options!r:.40}."
             raise ConfigError("grid.json must have a place and its options.", found, "repeat `segue grid`.")
@@ -130,15 +133,12 @@ class Outcome:
     why: str = ""
 
 
-def run_grid(experiment: Experiment, out: Path, *, workers: int = 1, engine: str = "local") -> list[Outcome]:
+@checked
+def run_grid(
+    experiment: Experiment, out: Path, *, workers: PositiveInt = 1, engine: Literal["local", "ray"] = "local"
+) -> list[Outcome]:
     """Carry out every run that has no result yet, and return how each ended; a failed run does not stop the others."""
     engines: dict[str, Callable[..., Iterator[Outcome]]] = {"local": _in_processes, "ray": _on_ray}
-    if not isinstance(engine, str) or engine not in engines:
-        raise ConfigError(f"there is no engine {engine!r}.", nearest(str(engine), list(engines)), "the default is local.")
-    if not isinstance(workers, int) or workers < 1:
-        raise ConfigError(
-            f"workers must be 1 or more, got {workers!r}.", "Each worker carries out one run at a time.", "for example 2."
-        )
     runs = experiment.runs()
     waiting = [run.name for run in runs if not is_finished(run, out / run.name)]
     _say(f"{len(runs)} runs, {len(runs) - len(waiting)} finished before, {len(waiting)} to do; results in {out}")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from segue.border import PositiveInt, checked
 from segue.data.dataset import Dataset
 from segue.data.files import optional, quiet_transformers
 from segue.errors import ConfigError, SegueError, nearest
@@ -22,14 +23,15 @@ from segue.lab.small_vit import VisionTransformer
 LIBRARIES = ("timm", "hf", "torchvision")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class SmallViT:
     """A small vision transformer with random weights; the data decides the size of its images."""
 
-    patch: int = 2
-    width: int = 48
-    depth: int = 6
-    heads: int = 4
+    patch: PositiveInt = 2
+    width: PositiveInt = 48
+    depth: PositiveInt = 6
+    heads: PositiveInt = 4
 
     sites = "blocks.*.attn"
     head = "head.*"
@@ -56,6 +58,7 @@ class SmallViT:
             )
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Timm:
     """A model of timm, by default pretrained (downloaded from its hub on the first use)."""
@@ -78,6 +81,7 @@ class Timm:
         return model
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class SentenceClassifier:
     """A Hugging Face encoder, from a folder or by its id, with a fresh classification head."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from segue.border import Count, Fraction, NotNegative, PositiveFloat, PositiveInt, Seed, checked
 from segue.data.augment import CropFlip
 from segue.data.digits import Digits
 from segue.data.hub import HubDataset
@@ -19,6 +20,7 @@ from segue.lab.variants import Variant
 from segue.training.recipe import Recipe
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     """Everything about an experiment but the method and the seed."""
@@ -27,13 +29,14 @@ class Preset:
     task: Task
     teacher: Teacher
     recipe: Recipe
-    batch: int
-    evaluations: int
-    data_fraction: float = 1.0
+    batch: PositiveInt
+    evaluations: Count
+    data_fraction: Fraction = 1.0
     diagnostics: tuple[str, ...] = (VARIANCE,)
 
+    @checked
     def run(
-        self, variant: Variant, *, seed: int = 0, data_fraction: float | None = None, group: str = "all", **settings: Any
+        self, variant: Variant, *, seed: Seed = 0, data_fraction: Fraction | None = None, group: str = "all", **settings: Any
     ) -> Run:
         """Return the configuration of one method with one seed; further settings go to its plan."""
         total = self.recipe.steps
@@ -66,7 +69,10 @@ def early_evaluations(total: int, evaluations: int) -> tuple[int, ...]:
     return tuple(sorted(first | {round(total * (0.25 + 0.75 * i / rest)) for i in range(1, rest + 1)}))
 
 
-def demo(*, steps: int = 320, teacher_steps: int = 500, depth: int = 6, data_fraction: float = 0.25) -> Preset:
+@checked
+def demo(
+    *, steps: PositiveInt = 320, teacher_steps: PositiveInt = 500, depth: PositiveInt = 6, data_fraction: Fraction = 0.25
+) -> Preset:
     """Digits, embedded: a six-block ViT, whose attention is replaced with a quarter of the data; minutes on two cores."""
     task = ImageTask(source=Digits(), model=SmallViT(depth=depth))
     stage = Stage(recipe=Recipe(steps=teacher_steps, lr=3e-3, warmup=0.1))
@@ -81,7 +87,15 @@ def demo(*, steps: int = 320, teacher_steps: int = 500, depth: int = 6, data_fra
     )
 
 
-def small(folder: str | Path, *, steps: int = 320, lr: float = 4e-3, weight_decay: float = 0.05, hold_out: int = 0) -> Preset:
+@checked
+def small(
+    folder: str | Path,
+    *,
+    steps: PositiveInt = 320,
+    lr: PositiveFloat = 4e-3,
+    weight_decay: NotNegative = 0.05,
+    hold_out: Count = 0,
+) -> Preset:
     """Fashion-MNIST from IDX files: a twelve-block ViT; an hour or two on two cores."""
     source = Idx(folder=str(folder))
     model = SmallViT(patch=7, width=64, depth=12)
@@ -97,7 +111,10 @@ def small(folder: str | Path, *, steps: int = 320, lr: float = 4e-3, weight_deca
     )
 
 
-def paper(*, folder: str | Path | None = None, download: bool = False, precision: str = "bf16") -> Preset:
+@checked
+def paper(
+    *, folder: str | Path | None = None, download: bool = False, precision: Literal["float32", "bf16", "fp16"] = "bf16"
+) -> Preset:
     """The paper: timm's ViT-Small/16, pretrained on ImageNet, on CIFAR-100; bf16 on a GPU.
 
     The data comes from torchvision's folder if one is given, else from the Hugging Face hub.
@@ -129,8 +146,15 @@ def paper(*, folder: str | Path | None = None, download: bool = False, precision
     )
 
 
+@checked
 def minilm(
-    model: str | Path, train: str | Path, test: str | Path, *, steps: int = 150, lr: float = 3e-4, hold_out: int = 0
+    model: str | Path,
+    train: str | Path,
+    test: str | Path,
+    *,
+    steps: PositiveInt = 150,
+    lr: PositiveFloat = 3e-4,
+    hold_out: Count = 0,
 ) -> Preset:
     """SST-2 sentences: a pretrained MiniLM, fine-tuned, then all its attention replaced."""
     task = SentenceTask(

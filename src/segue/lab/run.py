@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from segue import similarity
+from segue.border import checked
 from segue.checkpoint import state as checkpoint
 from segue.checkpoint.lock import locked_on_rank_0
 from segue.core.backbone import evaluating
@@ -40,6 +41,7 @@ DRIFT_EXAMPLES = 64
 MINIBATCHES = 4  # of training data, for the variance of gradients
 
 
+@checked
 def run(
     config: Run,
     folder: Path,

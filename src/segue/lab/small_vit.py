@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from segue.border import PositiveInt, checked
 from segue.students import AttentionCall, AttentionInterface, AttentionSpec, projection, register_attention, split_qkv
 
 
@@ -65,16 +66,17 @@ class VisionTransformer(nn.Module):
     torch.Size([5, 10])
     """
 
+    @checked
     def __init__(
         self,
         *,
-        pixels: int = 8,
-        channels: int = 1,
-        patch: int = 2,
-        width: int = 48,
-        depth: int = 6,
-        heads: int = 4,
-        classes: int = 10,
+        pixels: PositiveInt = 8,
+        channels: PositiveInt = 1,
+        patch: PositiveInt = 2,
+        width: PositiveInt = 48,
+        depth: PositiveInt = 6,
+        heads: PositiveInt = 4,
+        classes: PositiveInt = 10,
     ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)

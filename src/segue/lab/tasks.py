@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from segue.border import Count, Fraction, PositiveFloat, PositiveInt, Seed, Unit, checked
 from segue.data.augment import NoAugmentation, normalise
 from segue.data.dataset import Dataset, TextDataset
 from segue.errors import ConfigError
@@ -55,8 +56,8 @@ class _Classifying:
     """What image and sentence classification have in common."""
 
     model: SmallViT | Timm | SentenceClassifier
-    label_smoothing: float = 0.1
-    hold_out: int = 0  # evaluate on so many training examples instead of the test part, to choose settings
+    label_smoothing: Unit = 0.1
+    hold_out: Count = 0  # evaluate on so many training examples instead of the test part, to choose settings
 
     score = "accuracy"
 
@@ -73,19 +74,21 @@ class _Classifying:
         return Classification(label_smoothing=self.label_smoothing)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class ImageTask(_Classifying):
     """Classify images."""
 
     source: Callable[[], Dataset]
     model: SmallViT | Timm
-    size: int | None = None  # pixels to resize to
+    size: PositiveInt | None = None  # pixels to resize to
     mean: tuple[float, ...] | None = None  # of each channel, as a pretrained model expects; the data's own if not given
-    std: tuple[float, ...] | None = None
+    std: tuple[PositiveFloat, ...] | None = None
     augment: Callable[[Tensor, torch.Generator], Tensor] = field(default_factory=NoAugmentation)
-    eval_examples: int = 2000  # held-out examples of every evaluation; the last one uses all
+    eval_examples: PositiveInt = 2000  # held-out examples of every evaluation; the last one uses all
 
-    def load(self, *, data_fraction: float = 1.0, seed: int = 0) -> Loaded:
+    @checked
+    def load(self, *, data_fraction: Fraction = 1.0, seed: Seed = 0) -> Loaded:
         """Load the data, with this fraction of the training part."""
         data = self.source()
         normalisation = (self.mean or data.mean, self.std or data.std, self.size)
@@ -115,16 +118,18 @@ class ImageTask(_Classifying):
         )
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class SentenceTask(_Classifying):
     """Classify sentences."""
 
     source: Callable[[], TextDataset]
     model: SentenceClassifier
-    longest: int = 32  # tokens
-    eval_examples: int = MORE_THAN_ANY
+    longest: PositiveInt = 32  # tokens
+    eval_examples: PositiveInt = MORE_THAN_ANY
 
-    def load(self, *, data_fraction: float = 1.0, seed: int = 0) -> Loaded:
+    @checked
+    def load(self, *, data_fraction: Fraction = 1.0, seed: Seed = 0) -> Loaded:
         """Load the data, with this fraction of the training part."""
         data = self.source()
         tokenizer = self.model.tokenizer()
@@ -173,10 +178,6 @@ def _subset(labels: Tensor, data_fraction: float, seed: int) -> Tensor:
     >>> labels[_subset(labels, 0.5, seed=0)].tolist()
     [0, 0, 1]
     """
-    if not 0 < data_fraction <= 1:
-        raise ConfigError(
-            f"data_fraction must be in (0, 1], got {data_fraction}.", "It is a part of the data.", "1.0 is all of it."
-        )
     if data_fraction == 1:
         return torch.arange(len(labels))
     generator = torch.Generator().manual_seed(hash((seed, 0x5A)) & 0x7FFFFFFF)

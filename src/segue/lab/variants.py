@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from segue import methods
+from segue.border import NotNegative, checked
 from segue.errors import ConfigError, nearest
 from segue.losses import FeatureGuidance
 from segue.plan import Plan
@@ -15,6 +16,7 @@ from segue.reporting import palette
 from segue.schedules import Constant, Hold, Linear, aggr20
 
 
+@checked
 @dataclass(frozen=True)
 class Variant:
     """One curve in a figure: a name, a label, and a function that returns a Plan."""
@@ -67,7 +69,8 @@ EXTRAS = (
 ALL = {variant.name: variant for variant in (*PAPER, *EXTRAS)}
 
 
-def find(names: Iterable[str]) -> list[Variant]:
+@checked
+def find(names: Sequence[str]) -> list[Variant]:
     """Return the variants of these names; 'paper' stands for the paper's seven, 'all' for every one."""
     found: list[Variant] = []
     for name in names:
@@ -77,7 +80,8 @@ def find(names: Iterable[str]) -> list[Variant]:
     return list(dict.fromkeys(found))
 
 
-def with_lambda(variant: Variant, weight: float) -> Variant:
+@checked
+def with_lambda(variant: Variant, weight: NotNegative) -> Variant:
     """Return a guided variant whose guidance has another weight; others stay as they are."""
 
     def plan(**settings: Any) -> Plan:

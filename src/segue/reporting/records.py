@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 import segue
+from segue.border import checked
 from segue.core import files
 from segue.errors import ResultError
 
@@ -188,6 +189,7 @@ def read(path: Path) -> Result:
         ) from None
 
 
+@checked
 def read_all(folder: Path) -> list[Result]:
     """Read every finished run below a folder, in the order of their names."""
     if not folder.is_dir():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from segue.border import checked
 from segue.errors import PlanError, StudentError, nearest
 from segue.sites import Site
 from segue.students.layers import clone
@@ -43,6 +44,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class ActivationSwap:
     """Another activation, by name or by a function that builds it, in place of an activation module.

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from segue.border import PositiveInt, checked
 from segue.errors import HandoverError, StudentError
 from segue.sites import Site
-from segue.students.attention.module import positive
 from segue.students.attention.spec import is_transposed_linear, projection
 
 __all__ = ["Adapter"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
     """Fit a student of another width to a site: project its input and its output, as FitNets' regressors do.
@@ -25,18 +26,17 @@ class Adapter:
     are linear, and keeps them otherwise.
     """
 
-    inside: int
-    outside: int | None = None
+    inside: PositiveInt
+    outside: PositiveInt | None = None
 
     def __call__(self, student: nn.Module, teacher: nn.Module, site: Site) -> nn.Module:
-        inside = positive("inside", self.inside)
         first, last = (self.outside,) * 2 if self.outside is not None else _widths(teacher, site)
         assert first is not None
         assert last is not None
-        if first == last == inside:
+        if first == last == self.inside:
             return student
         like = next(teacher.parameters())
-        return Adapted(student, first, inside, last).to(device=like.device, dtype=like.dtype)
+        return Adapted(student, first, self.inside, last).to(device=like.device, dtype=like.dtype)
 
 
 class Adapted(nn.Module):

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from segue.border import NotNegative, checked
 from segue.errors import StudentError
 from segue.sites import Site
 from segue.students.attention.spec import Projection, is_transposed_linear
@@ -22,7 +23,7 @@ __all__ = ["CopyMatching", "Kaiming", "LeastSquares", "Net2Net", "TruncatedSvd"]
 
 LINEAR_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-Original: TypeAlias = "Projection | nn.Module"
+Original: TypeAlias = Projection | nn.Module
 Initialisation: TypeAlias = Callable[[nn.Module, Mapping[str, Original]], None]
 
 
@@ -98,6 +99,7 @@ class TruncatedSvd:
                 own["bias"].copy_(original.bias)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Net2Net:
     """Widen without changing the function: repeat hidden units, and divide their outgoing weights among the copies.
@@ -106,7 +108,7 @@ class Net2Net:
     enter the hidden layer; the function is then preserved only approximately.
     """
 
-    noise: float = 0.0
+    noise: NotNegative = 0.0
 
     @torch.no_grad()
     def __call__(self, student: nn.Module, originals: Mapping[str, Original]) -> None:
@@ -132,6 +134,7 @@ class Net2Net:
                 weight.add_(torch.randn_like(weight), alpha=self.noise * original.weight.std().item())
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class LeastSquares:
     """Fit the student's last linear layer to the teacher's outputs by ridge regression; see `handover.calibrate`.
@@ -140,9 +143,18 @@ class LeastSquares:
     `output_projection`.
     """
 
-    ridge: float = 1e-4
+    ridge: NotNegative = 1e-4
     output: str | None = None
 
+    def __call__(self, student: nn.Module, originals: Mapping[str, Original]) -> None:
+        """Refuse to initialise a student without data; a file of version 0.1.0 may say so."""
+        raise StudentError(
+            "LeastSquares() cannot initialise a student.",
+            "It fits the student to outputs of its teacher, which need data.",
+            "call handover.calibrate(batches, LeastSquares()) before training.",
+        )
+
+    @checked
     def projection(self, student: nn.Module, site: Site) -> nn.Linear:
         """Find the linear layer to fit."""
         if self.output is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from segue.border import checked
 from segue.errors import StudentError
 from segue.sites import Site
 from segue.students.initialisation import Kaiming
@@ -32,6 +33,7 @@ class Reinit:
         return student
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class OneLayer:
     """Copy one layer of a span with its weights, by default the first, as BERT-of-Theseus does.

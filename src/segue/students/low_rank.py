@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from segue.border import PositiveInt, checked
 from segue.errors import StudentError
 from segue.sites import Site
-from segue.students.attention.module import positive
 from segue.students.attention.spec import Projection, is_transposed_linear, projection
 from segue.students.initialisation import Initialisation, Original, TruncatedSvd
 from segue.students.layers import clone
@@ -18,6 +18,7 @@ from segue.students.layers import clone
 __all__ = ["LowRankMlp"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class LowRankMlp:
     """Copy the teacher with each linear layer replaced by a product of two matrices of the given rank; the rest stays as it is.
@@ -30,11 +31,8 @@ class LowRankMlp:
     refused: it would need more parameters and express nothing more.
     """
 
-    rank: int
+    rank: PositiveInt
     init: Initialisation = field(default_factory=TruncatedSvd)
-
-    def __post_init__(self) -> None:
-        positive("rank", self.rank)
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
         named = [(name, module) for name, module in teacher.named_modules(remove_duplicate=False) if is_linear(module)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segue.errors import PlanError, StudentError
+from segue.border import Fraction, Rule, checked
+from segue.errors import StudentError
 from segue.sites import Site
 from segue.students.attention.spec import Projection, is_transposed_linear, projection
 from segue.students.initialisation import CopyMatching, Initialisation, Kaiming, Net2Net, Original
@@ -19,6 +21,7 @@ from segue.students.low_rank import is_linear
 __all__ = ["GatedMlp", "NarrowMlp", "WideMlp"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class NarrowMlp:
     """The same MLP with fewer hidden units: the fraction `ratio` of them.
@@ -30,16 +33,8 @@ class NarrowMlp:
     `CopyMatching` keeps the units with the largest product of the norms of their incoming and outgoing weights.
     """
 
-    ratio: float
+    ratio: Fraction  # of the hidden units, which stay
     init: Initialisation = field(default_factory=CopyMatching)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise PlanError(
-                f"the ratio of NarrowMlp must be above 0 and at most 1, got {self.ratio!r}.",
-                "It is the fraction of hidden units that stay.",
-                "for example NarrowMlp(ratio=0.5); WideMlp makes an MLP wider.",
-            )
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
         hidden = hidden_layer(teacher, site, f"NarrowMlp(ratio={self.ratio:.4g})")
@@ -49,6 +44,7 @@ class NarrowMlp:
         return student
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class WideMlp:
     """The same MLP with `ratio` times as many hidden units; it starts as the teacher's function.
@@ -60,16 +56,10 @@ class WideMlp:
     `Net2Net(noise=0.01)` breaks the symmetry between the copies of a unit, which otherwise learn the same.
     """
 
-    ratio: float
+    ratio: Annotated[
+        float, Rule("a number from 1 to 1000", lambda value: 1 <= value <= 1000)
+    ]  # the new number of hidden units divided by the old
     init: Initialisation = field(default_factory=Net2Net)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.ratio < float("inf"):
-            raise PlanError(
-                f"the ratio of WideMlp must be a number of at least 1, got {self.ratio!r}.",
-                "It is the new number of hidden units divided by the old.",
-                "for example WideMlp(ratio=2); NarrowMlp makes an MLP narrower.",
-            )
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
         hidden = hidden_layer(teacher, site, f"WideMlp(ratio={self.ratio:.4g})")
@@ -78,6 +68,7 @@ class WideMlp:
         return student
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class GatedMlp:
     """A gated MLP (SwiGLU) with new weights, `down(silu(gate(x)) * up(x))`, in place of a plain one.
@@ -89,15 +80,7 @@ class GatedMlp:
     keeps its class and activation, and at 2/3 its width.
     """
 
-    ratio: float = 2 / 3
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio < float("inf"):
-            raise PlanError(
-                f"the ratio of GatedMlp must be a number above 0, got {self.ratio!r}.",
-                "It is the hidden width relative to that of a plain MLP.",
-                "leave it out for 2/3, which keeps the number of weights.",
-            )
+    ratio: Annotated[float, Rule("a number above 0 and at most 1000", lambda value: 0 < value <= 1000)] = 2 / 3
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
         hidden = hidden_layer(teacher, site, f"GatedMlp(ratio={self.ratio:.4g})")

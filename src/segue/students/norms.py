@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from segue.border import checked
 from segue.errors import StudentError
 from segue.sites import Site
 from segue.students.attention.families import NotFused
@@ -18,6 +19,7 @@ from segue.students.initialisation import CopyMatching, Initialisation, Original
 __all__ = ["RmsNorm"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class RmsNorm:
     """An nn.RMSNorm in place of an nn.LayerNorm: x / sqrt(mean(x^2) + eps) * weight.

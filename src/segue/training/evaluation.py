@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from segue.core import files
 from segue.core.backbone import evaluating
 from segue.core.blending import padding_mask
 from segue.core.handover import Handover
-from segue.errors import CheckpointError
+from segue.errors import CheckpointError, ConfigError
 from segue.similarity import Similarity
 from segue.training.batches import size
 from segue.training.distributed import Processes
@@ -71,10 +71,10 @@ class Evaluator:
             if first and handover is not None:
                 comparing = handover.comparing(padding_mask(part))
             with comparing as found, self.autocast():
-                scores = self.scores(model, part)
+                scores = {name: _number(name, one) for name, one in named(self.scores(model, part), "scores").items()}
             if first:
                 similar |= self._averaged(found, share)
-            yield dict(scores), size(batch) * share if self.processes.split else size(part)
+            yield scores, size(batch) * share if self.processes.split else size(part)
 
     def _averaged(self, found: dict[str, Similarity], share: float) -> dict[str, dict[str, float]]:
         """Average what each process measured on its share of the batch."""
@@ -95,6 +95,27 @@ class Evaluator:
                 sums[name] = sums.get(name, 0.0) + value.detach().cpu().double().mean() * examples
         totals = self.processes.total(torch.stack([*sums.values(), torch.tensor(count, dtype=torch.float64)]))
         return {name: (total / totals[-1]).item() for name, total in zip(sums, totals, strict=False)}
+
+
+def named(found: object, what: str) -> dict[str, Any]:
+    """Return what a user's function measured, and refuse what is not a dictionary by name."""
+    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
+        return dict(found)
+    raise ConfigError(
+        f"{what} must return a dictionary, got {type(found).__name__}.",
+        "Its names are those of the measured values.",
+        f"return for example {{'accuracy': ...}} from fit({what}=...).",
+    )
+
+
+def _number(name: str, score: object) -> Tensor:
+    if isinstance(score, Tensor) and score.numel() > 0:
+        return score
+    raise ConfigError(
+        f"the score {name!r} must be a tensor, got {type(score).__name__}.",
+        "It has one number per example.",
+        "return a tensor of shape (batch,) for each name.",
+    )
 
 
 class RunningMeans:
@@ -140,11 +161,16 @@ class MetricsLog:
 
     def add(self, metrics: dict[str, Any]) -> None:
         """Append the metrics of one evaluation."""
+        try:
+            line = json.dumps(metrics)
+        except (TypeError, ValueError) as error:
+            fault = "the metrics of an evaluation must be numbers, strings, lists and dictionaries."
+            raise ConfigError(fault, f"JSON says: {error}.", "return plain data from fit(measure=...).") from None
         self.history.append(metrics)
         if self.path is not None and self.writes:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(metrics) + "\n")
+                file.write(line + "\n")
 
     def rewind(self, step: int) -> None:
         """Keep the evaluations up to a step: a resumed run repeats those after its checkpoint."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from segue.border import Count, PositiveInt, checked
 from segue.checkpoint.lock import locked_on_rank_0
 from segue.core import randomness
 from segue.core.blending import padding_mask
@@ -25,11 +26,11 @@ from segue.training import distributed, nonfinite
 from segue.training.batches import Stream
 from segue.training.buffers import StepBuffers
 from segue.training.distributed import Processes
-from segue.training.evaluation import Evaluator, MetricsLog, RunningMeans, evaluation_steps, flat
+from segue.training.evaluation import Evaluator, MetricsLog, RunningMeans, evaluation_steps, flat, named
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
 from segue.training.resume import Checkpoints, Interruption, settings_of
-from segue.training.tasks import LossFn, Scores
+from segue.training.tasks import LossFn, Scores, scalar
 from segue.training.undo import Undo, remove_released
 from segue.training.weights import FiniteWeights
 
@@ -49,6 +50,7 @@ class Fit:
     skipped: int  # steps left out because of inf or NaN
 
 
+@checked
 def fit(
     model: nn.Module,
     plan: Plan | None,
@@ -61,8 +63,8 @@ def fit(
     folder: str | os.PathLike[str] | None = None,
     resume: bool | str | os.PathLike[str] = False,
     allow_changes: Sequence[str] = (),
-    evaluations: int | Sequence[int] = EVALUATIONS,
-    checkpoint_every: int | None = None,
+    evaluations: Count | Sequence[Count] = EVALUATIONS,
+    checkpoint_every: PositiveInt | None = None,
     measure: Callable[[Handover], dict[str, Any]] | None = None,
     on_eval: Callable[[dict[str, Any]], None] | None = None,
     trackers: Sequence[str] = (),
@@ -233,7 +235,7 @@ class Loop:
             last = micro == self.recipe.accumulate - 1
             with nullcontext() if last else self._without_reduction():
                 with self.accelerator.autocast():
-                    loss = self.loss_fn(self.network, batch)
+                    loss = scalar(self.loss_fn(self.network, batch))
                     if self.handover is not None:
                         loss = loss + self.handover.aux_loss(padding_mask(batch))
                 share = weight / self.recipe.accumulate
@@ -321,7 +323,7 @@ class Monitor:
             for name in ("cosine", "relative_error"):
                 metrics[name] = {site: found[name] for site, found in similar.items()}
         if self.measure is not None:
-            metrics |= self.measure(handover)
+            metrics |= named(self.measure(handover), "measure")
         return metrics
 
     def status(self, loss: float) -> str:

@@ -8,8 +8,21 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from segue.border import Unit, checked
+from segue.errors import ConfigError
+
 LossFn: TypeAlias = Callable[[nn.Module, Any], Tensor]  # (model, batch) -> scalar
 Scores: TypeAlias = Callable[[nn.Module, Any], Mapping[str, Tensor]]  # (model, batch) -> one number per example, by name
+
+
+def scalar(loss: object) -> Tensor:
+    """Return what a loss function returned, and refuse what is not one number as a tensor."""
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss).__name__} {loss!r:.60}"
+    raise ConfigError(
+        "loss_fn must return a scalar tensor.", f"It returns {found}.", "return the mean loss of the batch, with its gradient."
+    )
 
 
 class Classification:
@@ -21,7 +34,8 @@ class Classification:
     True
     """
 
-    def __init__(self, *, label_smoothing: float = 0.0) -> None:
+    @checked
+    def __init__(self, *, label_smoothing: Unit = 0.0) -> None:
         self.label_smoothing = label_smoothing
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from segue.border import checked
 from segue.lab.report import figures, findings, table_one, tables
 from segue.lab.report.curves import BY_SITE, OVERALL, Curve
 from segue.lab.report.summary import Group, Method, Summary, summarize
@@ -19,6 +20,7 @@ from segue.reporting.records import Result, read_all, write_file
 SCRIPTS = ("chart.js", "page.js")
 
 
+@checked
 def build(folder: Path, *, title: str | None = None) -> Path:
     """Write report.html, table.md, table.csv and figures/ from the runs below a folder."""
     require_matplotlib()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from segue.border import checked
 from segue.errors import MissingExtraError, PlanError, StudentError, nearest
 from segue.sites import Site
 from segue.students.attention.interfaces import copy_attributes_, interface_of
@@ -22,6 +23,7 @@ PACKAGE = "flash-linear-attention"
 NEEDS_GPU = True
 
 
+@checked
 @dataclass(frozen=True)
 class FlaLayer:
     """A causal layer of flash-linear-attention, by name, in place of causal attention.

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from segue.border import checked
 from segue.errors import StudentError
 from segue.sites import Site
 from segue.students.attention.families import BUILT_IN
@@ -18,6 +19,7 @@ from segue.students.attention.spec import AttentionInterface, AttentionSpec
 _REGISTERED: dict[type[nn.Module], type[AttentionInterface]] = {}
 
 
+@checked
 def register_attention(kind: type[nn.Module], interface: type[AttentionInterface]) -> None:
     """Register the interface of a class of attention modules; the last one registered for a class wins."""
     _REGISTERED.pop(kind, None)

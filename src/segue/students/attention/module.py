@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segue.errors import PlanError, StudentError
+from segue.errors import StudentError
 from segue.sites import Site
 from segue.students.attention.interfaces import copy_attributes_, interface_of
 from segue.students.attention.mixer import Mixer, not_causal, repeat_heads
@@ -217,15 +217,6 @@ def unsupported_mask() -> StudentError:
         "It hides more than padding and the future (packed sequences, a window, or pairs of tokens).",
         "leave such masks out, or keep softmax attention at these sites.",
     )
-
-
-def positive(name: str, value: int) -> int:
-    """Return a setting that must be a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PlanError(
-            f"{name} must be a positive integer, got {value!r}.", "It is a count.", "give an integer of at least 1."
-        )
-    return value
 
 
 def _linear_like(original: Projection | None) -> nn.Linear | None:

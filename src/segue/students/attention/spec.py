@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from segue.border import Count, PositiveFloat, PositiveInt, Unit, checked
 from segue.errors import StudentError
 
 
+@checked
 class Projection(NamedTuple):
     """A linear layer as (out, in) weight and bias; views of the teacher's own tensors."""
 
@@ -20,6 +22,7 @@ class Projection(NamedTuple):
     bias: Tensor | None = None
 
 
+@checked
 def projection(module: nn.Module) -> Projection:
     """Read a linear layer, also GPT-2's Conv1D, whose weight is transposed."""
     weight, bias = module.weight, module.bias
@@ -28,6 +31,7 @@ def projection(module: nn.Module) -> Projection:
     return Projection(weight.T if is_transposed_linear(module) else weight, bias)
 
 
+@checked
 def split_qkv(fused: Projection) -> tuple[Projection, Projection, Projection]:
     """Split a fused projection into those to queries, keys and values."""
     weights = fused.weight.chunk(3)
@@ -47,25 +51,26 @@ def is_transposed_linear(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """What a student needs to know about an attention module; widths, key heads and biases follow from the projections."""
 
-    heads: int
-    head_size: int
+    heads: PositiveInt
+    head_size: PositiveInt
     query: Projection
     key: Projection
     value: Projection
     output: Projection | None = None  # None: the heads' outputs are the result, as in BERT's `attention.self`
     query_norm: nn.Module | None = None  # applied to each head, before rotation
     key_norm: nn.Module | None = None
-    scale: float | None = None  # of the logits; None is 1 / sqrt(head size)
+    scale: PositiveFloat | None = None  # of the logits; None is 1 / sqrt(head size)
     rotary: bool = False  # the call brings (cos, sin), and queries and keys are rotated by halves
     causal: bool = False  # the default; a call can override it
-    dropout: float = 0.0  # after the output projection; dropout of attention weights has no counterpart in most operators
-    tokens: int | None = None  # the longest sequence, where the model has a limit
-    window: int | None = None  # how far the teacher looks back, where it is limited
-    layer: int | None = None  # its index in a key/value cache
+    dropout: Unit = 0.0  # after the output projection; dropout of attention weights has no counterpart in most operators
+    tokens: PositiveInt | None = None  # the longest sequence, where the model has a limit
+    window: PositiveInt | None = None  # how far the teacher looks back, where it is limited
+    layer: Count | None = None  # its index in a key/value cache
 
     @property
     def width(self) -> int:

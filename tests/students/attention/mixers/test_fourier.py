@@ -71,7 +71,7 @@ def test_padding_counts_as_zeros_across_the_width():
 
 
 def test_another_word_for_across_is_refused():
-    with pytest.raises(PlanError, match=r"Fourier\(across=...\) must be 'head' or 'width', got 'heads'."):
+    with pytest.raises(PlanError, match=r"Fourier\(across=...\) must be 'head' or 'width', got 'heads'.\n.*\n.*write 'head'."):
         Fourier(across="heads")
 
 

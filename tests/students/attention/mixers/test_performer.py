@@ -96,5 +96,5 @@ def test_it_redraws_the_same_directions_from_the_same_seed():
 
 
 def test_a_count_must_be_positive():
-    with pytest.raises(PlanError, match="^features must be a positive integer, got 0"):
-        Performer(features=0).mixer(attention_spec())
+    with pytest.raises(PlanError, match=r"^Performer\(features=...\) must be a positive integer, got 0"):
+        Performer(features=0)

@@ -52,9 +52,9 @@ def test_a_window_that_misses_one_token_is_not(operator):
 
 
 @pytest.mark.parametrize(
-    ("operator", "says"),
-    [(SlidingWindow(window=0), "window .* got 0"), (SlidingWindow(global_tokens=-1), "global_tokens .* got -1")],
+    ("settings", "says"),
+    [({"window": 0}, "window=.* got 0"), ({"global_tokens": -1}, "global_tokens=.* got -1")],
 )
-def test_a_count_must_be_positive(operator, says):
+def test_a_count_must_be_positive(settings, says):
     with pytest.raises(PlanError, match=says):
-        operator.mixer(attention_spec())
+        SlidingWindow(**settings)

@@ -40,5 +40,5 @@ def test_it_starts_with_equal_halves():
 
 
 def test_a_count_must_be_positive():
-    with pytest.raises(PlanError, match="^window must be a positive integer, got 2.5"):
-        WindowedLinear(window=2.5).mixer(attention_spec())
+    with pytest.raises(PlanError, match=r"^WindowedLinear\(window=...\) must be a positive integer, got 2.5"):
+        WindowedLinear(window=2.5)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from segue.border import checked
 from segue.errors import StudentError
 from segue.students.attention.mixer import Mixer, State, append_ones, group_heads, normalise, repeat_heads
 from segue.students.attention.mixers.blocks import causal_sums
@@ -18,7 +19,7 @@ from segue.students.attention.spec import AttentionSpec
 
 __all__ = ["LinearAttention"]
 
-FeatureMap: TypeAlias = "Literal['elu', 'relu', 'hedgehog'] | Callable[[Tensor], Tensor]"
+FeatureMap: TypeAlias = Literal["elu", "relu", "hedgehog"] | Callable[[Tensor], Tensor]
 
 
 class Hedgehog(nn.Module):
@@ -68,12 +69,25 @@ def feature_map(kind: FeatureMap, heads: int, head_size: int) -> nn.Module:
     if kind == "hedgehog":
         return Hedgehog(heads, head_size)
     if callable(kind) and not isinstance(kind, type | nn.Module):
-        return FixedMap(kind)
+        return FixedMap(_tried(kind, heads, head_size))
     raise StudentError(
         f"feature_map={kind!r} is not a feature map.",
         "The choices are 'elu', 'relu', 'hedgehog', or a function from a tensor to non-negative features.",
         "wrap a module or a class in a function.",
     )
+
+
+def _tried(function: Callable[[Tensor], Tensor], heads: int, head_size: int) -> Callable[[Tensor], Tensor]:
+    """Refuse a function that does not return a vector of features for each token and head."""
+    found = function(torch.zeros(1, heads, 1, head_size))
+    if not (isinstance(found, Tensor) and found.dim() == 4 and found.shape[:3] == (1, heads, 1)):
+        shape = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r:.60}"
+        raise StudentError(
+            "the feature map must return features for each token and head.",
+            f"It gets a tensor of shape {(1, heads, 1, head_size)} and returns {shape}.",
+            "return (batch, heads, tokens, features).",
+        )
+    return function
 
 
 class LinearMixer(Mixer):
@@ -118,6 +132,7 @@ class LinearMixer(Mixer):
         return k if token_mask is None else k.masked_fill(~token_mask[:, None, :, None], 0.0)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention(Operator):
     """Linear attention with the feature map 'elu' (Katharopoulos et al.), 'relu', 'hedgehog' (learned), or your own function.

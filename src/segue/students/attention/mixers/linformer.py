@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from segue.border import PositiveInt, checked
 from segue.errors import StudentError
 from segue.students.attention.mixer import Mixer, repeat_heads
-from segue.students.attention.module import Operator, positive
+from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
 
 __all__ = ["Linformer"]
@@ -45,6 +46,7 @@ class LinformerMixer(Mixer):
         return (self.scale * q @ k.transpose(-1, -2)).softmax(-1) @ v
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Linformer(Operator):
     """Attention to `rank` learned sums over the sequence, of at most `tokens` tokens (needed where the model has no limit)."""
@@ -53,8 +55,8 @@ class Linformer(Operator):
     paper = "https://arxiv.org/abs/2006.04768"
     mixer_class = LinformerMixer
 
-    rank: int = 64
-    tokens: int | None = None
+    rank: PositiveInt = 64
+    tokens: PositiveInt | None = None
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
         tokens = self.tokens or spec.tokens
@@ -64,4 +66,4 @@ class Linformer(Operator):
                 "It learns one weight per position, and this model does not say how many positions it has.",
                 "give it: Linformer(rank=64, tokens=197). Nothing was changed.",
             )
-        return LinformerMixer(positive("rank", self.rank), positive("tokens", tokens), spec.logit_scale)
+        return LinformerMixer(self.rank, tokens, spec.logit_scale)

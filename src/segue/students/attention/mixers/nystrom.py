@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from segue.border import PositiveInt, checked
 from segue.students.attention.mixer import Mixer, masked_softmax, repeat_heads
-from segue.students.attention.module import Operator, positive
+from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
 
 __all__ = ["Nystrom"]
@@ -60,6 +61,7 @@ def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:
     return z
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Nystrom(Operator):
     """Softmax attention approximated through `landmarks` segment means; the inverse takes `iterations` steps."""
@@ -68,9 +70,9 @@ class Nystrom(Operator):
     paper = "https://arxiv.org/abs/2102.03902"
     mixer_class = NystromMixer
 
-    landmarks: int = 64
-    iterations: int = 6
+    landmarks: PositiveInt = 64
+    iterations: PositiveInt = 6
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
-        landmarks, iterations = positive("landmarks", self.landmarks), positive("iterations", self.iterations)
+        landmarks, iterations = self.landmarks, self.iterations
         return NystromMixer(landmarks, iterations, spec.logit_scale)

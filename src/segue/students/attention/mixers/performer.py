@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from segue.border import PositiveInt, checked
 from segue.students.attention.mixer import Mixer, State, append_ones, group_heads, normalise, repeat_heads
 from segue.students.attention.mixers.blocks import causal_sums_in_logs
-from segue.students.attention.module import Operator, positive
+from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
 
 __all__ = ["Performer"]
@@ -96,6 +97,7 @@ def _finite(logs: Tensor) -> Tensor:
     return logs.clamp_min(torch.finfo(logs.dtype).min / 4)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Performer(Operator):
     """Softmax attention estimated by random features; `student.mixer.redraw_(seed)` redraws them."""
@@ -104,10 +106,10 @@ class Performer(Operator):
     paper = "https://arxiv.org/abs/2009.14794"
     mixer_class = PerformerMixer
 
-    features: int = 256
+    features: PositiveInt = 256
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
-        return PerformerMixer(positive("features", self.features), spec.head_size, spec.logit_scale)
+        return PerformerMixer(self.features, spec.head_size, spec.logit_scale)
 
 
 def orthogonal_directions(count: int, size: int, generator: torch.Generator | None = None) -> Tensor:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from segue.border import Count, PositiveInt, checked
 from segue.students.attention.mixer import Mixer, State, full_mask, group_heads, masked_softmax, repeat_heads, tail
 from segue.students.attention.mixers.blocks import distances, join, neighbours, reach, split, within
-from segue.students.attention.module import Operator, positive
+from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
 
 __all__ = ["SlidingWindow"]
@@ -134,6 +135,7 @@ class SlidingWindowMixer(Mixer):
         return mask & (mask.cumsum(1) + before > self.global_tokens)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindow(Operator):
     """Softmax attention to the tokens less than `window` away and to the first `global_tokens` of the sequence.
@@ -146,12 +148,11 @@ class SlidingWindow(Operator):
     paper = "https://arxiv.org/abs/2004.05150"
     mixer_class = SlidingWindowMixer
 
-    window: int = 64
-    global_tokens: int = 1
+    window: PositiveInt = 64
+    global_tokens: Count = 1
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
-        global_tokens = self.global_tokens and positive("global_tokens", self.global_tokens)
-        return SlidingWindowMixer(positive("window", self.window), global_tokens, spec.logit_scale)
+        return SlidingWindowMixer(self.window, self.global_tokens, spec.logit_scale)
 
 
 def _gather(x: Tensor, positions: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from segue.border import checked
 from segue.students.attention.mixer import Mixer, repeat_heads
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
@@ -35,6 +36,7 @@ class SoftmaxMixer(Mixer):
         return y.masked_fill(~visible.any(-1, keepdim=True), 0.0)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Softmax(Operator):
     """Softmax attention with projections of its own: the control for other operators."""

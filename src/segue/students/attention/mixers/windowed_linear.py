@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from segue.border import PositiveInt, checked
 from segue.students.attention.mixer import (
     Mixer,
     State,
@@ -22,7 +23,7 @@ from segue.students.attention.mixer import (
 from segue.students.attention.mixers.blocks import distances, join, neighbours, reach, split, sums_after, sums_before, within
 from segue.students.attention.mixers.linear import FeatureMap, feature_map
 from segue.students.attention.mixers.sliding_window import SMALLEST_BLOCK
-from segue.students.attention.module import Operator, positive
+from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
 
 __all__ = ["WindowedLinear"]
@@ -130,6 +131,7 @@ class WindowedLinearMixer(Mixer):
         return (scores - (largest - F.logsigmoid(near_share.to(scores.dtype)))).exp_()
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class WindowedLinear(Operator):
     """Softmax attention to the tokens less than `window` away and linear attention to the rest, normalised together."""
@@ -138,9 +140,9 @@ class WindowedLinear(Operator):
     paper = "https://arxiv.org/abs/2410.10254"
     mixer_class = WindowedLinearMixer
 
-    window: int = 64
+    window: PositiveInt = 64
     feature_map: FeatureMap = "hedgehog"
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
         shape = spec.heads, spec.key_heads, spec.head_size
-        return WindowedLinearMixer(positive("window", self.window), self.feature_map, *shape, spec.logit_scale)
+        return WindowedLinearMixer(self.window, self.feature_map, *shape, spec.logit_scale)
