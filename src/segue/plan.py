@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
 from segue import gates, losses, schedules, sites, students
 from segue.border import Rule, Seed, checked
-from segue.errors import PlanError
+from segue.errors import PlanError, nearest
 from segue.gates import Blend, Gate
 from segue.losses import CosineGuidance, FeatureGuidance, LogitDistillation, PairLoss
 from segue.schedules import Schedule, aggr20
@@ -68,6 +69,10 @@ class Plan:
     @checked
     def from_dict(cls, data: Mapping[str, Any], **given: Any) -> Plan:
         """Rebuild a plan from `to_dict`; `given` supplies what could not be saved, such as a user's own student."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in given:
+            if name not in known:
+                raise PlanError(f"a plan has no part {name!r}.", nearest(name, known), "give a field of segue.Plan.")
         fields = {name: value for name, value in data.items() if name not in given}
         version = fields.pop("format", None)
         if version != FORMAT:

@@ -16,7 +16,7 @@ import segue
 from segue.checkpoint import folders
 from segue.checkpoint import state as checkpoint
 from segue.core import randomness, tensor_files
-from segue.errors import CheckpointError, SegueError
+from segue.errors import CheckpointError, PlanError, SegueError
 from tests.helpers.tiny import SITES, Net, optimizer_for, train
 
 TOTAL, DONE = 10, 3
@@ -325,6 +325,17 @@ def drawing(teacher: nn.Module, site: segue.Site) -> nn.Module:
     """A user's student that draws from every random state."""
     random.random(), numpy.random.rand(), torch.rand(3)
     return copy.deepcopy(teacher)
+
+
+def test_parts_of_a_plan_are_for_a_plain_model_and_have_names(tmp_path):
+    saved = Rig("handover", steps=DONE).save(tmp_path)
+    rig = Rig("handover", seed=8, steps=1)
+    before = rig.everything()
+    with pytest.raises(PlanError, match="a running handover has its plan already, got gate"):
+        segue.load_(rig.handover, saved, gate=segue.gates.Blend())
+    assert rig.everything() == before
+    with pytest.raises(PlanError, match=r"a plan has no part 'studnet'.\n.*student"):
+        segue.load_(Net().train(), saved, schedule=Adaptive(), studnet=drawing)
 
 
 # Optimizers

@@ -21,7 +21,7 @@ from segue.core import randomness, surgery, tensor_files
 from segue.core.building import build_students
 from segue.core.handover import Handover, replace_
 from segue.core.transaction import all_or_nothing
-from segue.errors import CheckpointError, SegueWarning
+from segue.errors import CheckpointError, PlanError, SegueWarning
 from segue.plan import Plan
 from segue.settings import unsaved
 from segue.sites import select
@@ -84,6 +84,12 @@ def load_(
     """
     saved = folders.read(Path(folder))
     if isinstance(target, Handover):
+        if given:
+            raise PlanError(
+                f"a running handover has its plan already, got {', '.join(given)}.",
+                "Parts of a plan are for a plain model, in which its handover is rebuilt.",
+                "leave them out, or give the plain model: segue.load_(model, folder, student=...). Nothing was changed.",
+            )
         _require_known(saved, optimizer, allow_changes)
         restore_handover_(target, saved, allow_changes, optimizer=optimizer, lr_scheduler=lr_scheduler)
         return target
