@@ -60,6 +60,17 @@ def test_an_example_may_be_a_tensor_a_tuple_or_a_dict(example):
     segue.replace_(Net(), segue.Plan(sites=SITES), example={"tensor": x, "tuple": (x,), "dict": {"x": x}}[example])
 
 
+def test_an_example_leaves_no_trace():
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Dropout(0.5)).train()
+    seen = []
+    model[2].register_forward_hook(lambda module, args, output: seen.append(module.training))
+    segue.replace_(model, segue.Plan(sites="1"), total_steps=5, example=torch.randn(4, 8) + 3).cancel_()
+    assert seen == [False]
+    assert model[2].training
+    assert model[0].running_mean.abs().max() == 0
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model[:2])
+
+
 def test_a_user_student_that_freezes_a_part_keeps_it_frozen():
     def student(teacher, site):
         made = segue.students.Reinit()(teacher, site)
