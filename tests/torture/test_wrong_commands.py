@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.torture import wrong_commands
-from tests.torture.wrong_calls import REFUSED
+from tests.torture.wrong_calls import ACCEPTED, REFUSED
 from tests.torture.wrong_commands import VALID, WrongCommand, _line, parameters
 
 GRID = _line("grid", {})
@@ -21,6 +21,12 @@ def test_every_command_is_attacked():
     assert set(VALID) == names
     tried = {(case.arguments[0], option.split("=")[0]) for case in wrong_commands.cases() for option in case.arguments[1:]}
     assert {(name, p.option) for name in names for p in parameters(name) if p.option} <= tried
+
+
+@pytest.mark.parametrize("name", sorted(VALID.keys() - {"eval", "resume", "report"}))  # these need a training
+def test_the_valid_command_is_accepted(name, prepared, tmp_path):
+    verdict = wrong_commands.run(WrongCommand(_line(name, {})), prepared, tmp_path / "work")
+    assert verdict.kind == ACCEPTED, verdict
 
 
 CASES = [

@@ -251,7 +251,8 @@ def parameters(command: str) -> list[Parameter]:
     found = []
     for name, parameter in inspect.signature(callback, eval_str=True).parameters.items():
         hint, info = typing.get_args(parameter.annotation)
-        names = getattr(info, "param_decls", None) or [f"--{name.replace('_', '-')}"]
+        said = [info.default, *(info.param_decls or ())]  # typer takes the first name for the default
+        names = [each for each in said if isinstance(each, str) and each.startswith("--")] or [f"--{name.replace('_', '-')}"]
         found.append(Parameter(name, hint, None if isinstance(info, ArgumentInfo) else names[0]))
     return found
 
