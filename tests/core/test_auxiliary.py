@@ -74,6 +74,21 @@ def test_distillation_takes_logits_where_the_user_says():
     torch.testing.assert_close(handover.aux_loss(), LogitDistillation()(theirs[:, :2], ours[:, :2], None))
 
 
+def test_a_users_own_pass_of_the_teacher_is_not_distilled():
+    def loss(looks: bool) -> float:
+        handover = start(segue.Plan(sites=SITES, schedule=constant(0.0), distill=LogitDistillation()))
+        handover.model(batch()[0])
+        if looks:
+            with handover.as_teacher():
+                handover.model(batch(1)[0])
+        found = handover.aux_loss().item()
+        assert found > 0
+        torch.testing.assert_close(handover.similarity(), handover.similarity(batch()[0]))  # of the last training input
+        return found
+
+    assert loss(looks=True) == loss(looks=False)
+
+
 class WithFeatures(Net):
     """Return the features first, and the logits by name."""
 

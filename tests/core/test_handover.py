@@ -276,6 +276,14 @@ def test_release_frees_teachers_at_takeover_at_once():
     handover.finalize_()
 
 
+def test_units_are_the_teachers_and_students_that_are_there():
+    handover = start(segue.Plan(sites=SITES, release=True))
+    pairs = [(seam.teacher, seam.student) for seam in handover.seams.values()]
+    assert handover.units() == [side for pair in pairs for side in pair]
+    train(handover, optimizer_for(handover), 3)  # takeover is at 2
+    assert handover.units() == [student for _, student in pairs]
+
+
 def test_release_waits_for_a_schedule_that_comes_back_and_for_guidance():
     rebound = segue.Plan(sites=SITES, release=True, schedule=lambda progress, site: 0.0 if progress < 0.5 else 0.2)
     handover = start(rebound)
