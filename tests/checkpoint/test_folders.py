@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import shutil
 import stat
 import sys
@@ -257,6 +258,25 @@ def test_a_kill_at_any_file_operation_leaves_a_complete_checkpoint(case, tmp_pat
 
 def steps(folder: Path) -> list[int]:
     return [int(path.name[:8]) for path in folders.checkpoints(folder)]
+
+
+def test_a_full_disk_is_named_and_leaves_the_last_one(tmp_path):
+    handover, optimizer, scheduler = rig("blend")
+    run(handover, optimizer, scheduler, 1)
+    before = segue.save(handover, tmp_path, optimizer=optimizer)
+    run(handover, optimizer, scheduler, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))  # the system refuses larger files
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            segue.save(handover, tmp_path, optimizer=optimizer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    first, second, _ = str(caught.value).splitlines()
+    assert first == f"{tmp_path} cannot be written."
+    assert second == "  File too large."
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", before.name, "latest"]
+    assert segue.save(handover, tmp_path, optimizer=optimizer).exists()
 
 
 def test_which_ones_are_kept_depends_on_no_clock(tmp_path):

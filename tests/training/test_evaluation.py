@@ -4,6 +4,7 @@ import json
 import math
 import random
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy
 import pytest
@@ -225,3 +226,14 @@ def test_metrics_are_json_lines_and_go_to_trackers(tmp_path):
     cosines = [metrics["cosine"]["blocks.1.attn"] for metrics in fitted.history]
     assert [value for _, value in found["cosine/blocks.1.attn"]] == pytest.approx(cosines, rel=1e-6)
     assert [value for _, value in found["students/accuracy"]][-1] == pytest.approx(fitted.history[-1]["students"]["accuracy"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device of a full disk is Linux's")
+def test_metrics_that_cannot_be_written_are_named(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError) as caught:
+        MetricsLog(tmp_path, writes=True).add({"step": 0})
+    assert str(caught.value).splitlines()[:2] == [
+        f"{tmp_path / 'metrics.jsonl'} cannot be written.",
+        "  No space left on device.",
+    ]

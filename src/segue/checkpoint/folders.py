@@ -42,7 +42,7 @@ class Checkpoint(NamedTuple):
 
 def write(folder: Path, state: dict[str, Any], tensors: dict[str, Tensor], keep: int) -> Path:
     """Write one checkpoint, let `latest` name it, and keep the newest few; nothing goes before its successor is in place."""
-    with locked(folder):
+    with locked(folder), files.writing(folder):
         _clear_drafts(folder)  # of a process that was killed
         try:
             draft = folder / DRAFT

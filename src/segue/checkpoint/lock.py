@@ -51,7 +51,8 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
         ) from None
     _owners[path] = me
     try:
-        path.write_text(_about_me(), encoding="utf-8")
+        with suppress(OSError):  # a full disk: the lock holds without a name in it
+            path.write_text(_about_me(), encoding="utf-8")
         yield
     finally:
         with suppress(OSError):  # a full disk, a deleted folder

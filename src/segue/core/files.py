@@ -1,11 +1,15 @@
-"""Files that are safe to read: regular ones below a stated size, opened without waiting."""
+"""Files that are safe to read: regular ones below a stated size, opened without waiting; and why one cannot be written."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from segue.errors import CheckpointError, SegueError
 
 LARGEST_TEXT = 256 << 20  # bytes of a JSON file; the random states of 10,000 ranks are 140 MB
 
@@ -25,3 +29,18 @@ def content(path: Path, most: int = LARGEST_TEXT) -> bytes:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(f"{path.name} has more than {most:,} bytes")
         return file.read(most)
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Say what could not be written, and why: the system's own error often names no file."""
+    try:
+        yield
+    except SegueError:
+        raise
+    except OSError as error:
+        raise CheckpointError(
+            f"{place} cannot be written.",
+            f"{error.strerror or error}.",
+            "make space, or the folder writable, then resume: what was complete before is still there.",
+        ) from error

@@ -168,9 +168,10 @@ class MetricsLog:
             raise ConfigError(fault, f"JSON says: {error}.", "return plain data from fit(measure=...).") from None
         self.history.append(metrics)
         if self.path is not None and self.writes:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            with files.writing(self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
 
     def rewind(self, step: int) -> None:
         """Keep the evaluations up to a step: a resumed run repeats those after its checkpoint."""
@@ -179,8 +180,9 @@ class MetricsLog:
         self.history[:] = [metrics for metrics in _read_lines(self.path) if metrics["step"] <= step]
         if self.writes and self.path.exists():
             draft = self.path.with_name(".metrics-new")
-            draft.write_text("".join(json.dumps(metrics) + "\n" for metrics in self.history), encoding="utf-8")
-            os.replace(draft, self.path)
+            with files.writing(self.path):
+                draft.write_text("".join(json.dumps(metrics) + "\n" for metrics in self.history), encoding="utf-8")
+                os.replace(draft, self.path)
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
