@@ -14,40 +14,16 @@ import segue
 from segue.convert.configuration import build_config, declared, plain_config
 from segue.convert.pretrained import open_base
 from segue.errors import CheckpointError, ConfigError, SegueError
-from tests.convert.forged import KERNEL, forgeries
+from tests.convert.forged import KERNEL, forgeries, write_stand_in
 from tests.convert.small_models import CLASSES, config, save
 from tests.helpers.processes import run_python
-
-STAND_IN = '''
-"""As transformers imports it; what would fetch and run code is recorded."""
-CALLS = []
-
-def unchanged(*args, **kwargs):
-    return lambda cls: cls
-
-use_kernel_forward_from_hub = use_kernelized_func = unchanged
-
-def recorded(name):
-    def call(*args, **kwargs):
-        CALLS.append(f"{name} {args} {kwargs}")
-        raise RuntimeError("recorded")
-    return call
-
-def __getattr__(name):
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return recorded(name)
-'''
 
 
 @pytest.mark.processes
 def test_no_forged_configuration_reaches_a_kernel_the_network_or_code(copied, tmp_path_factory):
     """Beside a stand-in for `kernels` that records calls; without Segue, the same trick calls it."""
     place = tmp_path_factory.mktemp("site")
-    (place / "kernels").mkdir()
-    (place / "kernels" / "__init__.py").write_text(STAND_IN)
-    (place / "kernels-0.17.2.dist-info").mkdir()
-    (place / "kernels-0.17.2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.17.2\n")
+    write_stand_in(place)
     (copied / "evil.py").write_text("raise SystemExit('run')\nclass Config: pass\nclass Model: pass\n")
     (copied / "evil.pth").write_bytes(b"cposix\nsystem\n(S'echo owned'\ntR.")
     path = os.pathsep.join([str(place), *filter(None, [os.environ.get("PYTHONPATH")])])
