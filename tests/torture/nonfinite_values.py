@@ -280,8 +280,9 @@ def _attempt(chance: random.Random) -> Attempt:
     accumulate = chance.choice([1, 1, 2])
     with_plan = place not in WITHOUT_PLAN or chance.random() < 0.6
     index = chance.randrange(TOTAL * accumulate)
-    if place == "moments":  # they exist after the first step; the optimizer steps after the last batch of a step
-        index = max(2 * accumulate, index) // accumulate * accumulate - 1
+    if place != "input":  # the last batch of a step: that one is read last, whichever forward is repeated to find the place
+        first = 2 if place == "moments" else 1  # they exist after the first step
+        index = max(first * accumulate, index + 1) // accumulate * accumulate - 1
     if place == "buffer" and not math.isnan(value):
         value = math.nan
     fault = Fault(place, value, index)
