@@ -276,6 +276,16 @@ def test_release_frees_teachers_at_takeover_at_once():
     handover.finalize_()
 
 
+@pytest.mark.parametrize(("step", "calls"), [(0, 1), (5, 0)])
+def test_a_handover_that_resumes_compares_the_two_sides_only_at_its_start(step, calls):
+    handover = start(segue.Plan(sites=SITES, schedule=constant(0.0)))
+    asked = []
+    handover.seams["blocks.1.attn"].teacher.register_forward_hook(lambda *_: asked.append(1))
+    handover.resume_at(step)
+    handover.model(batch()[0])
+    assert len(asked) == calls
+
+
 def test_units_are_the_teachers_and_students_that_are_there():
     handover = start(segue.Plan(sites=SITES, release=True))
     pairs = [(seam.teacher, seam.student) for seam in handover.seams.values()]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from segue.core.seam import Mode, Seam, SeamState, View, Watch, mode_of
+from segue.core.seam import Mode, Seam, SeamState, View, Watch, Withheld, mode_of
 from segue.errors import HandoverError, StudentError
 from segue.sites import Site
 
@@ -297,3 +297,11 @@ def test_a_seam_can_be_copied():
     twin.set_weight(1.0, 1.0)
     assert here(torch.ones(1)).item() == 4.0
     assert twin(torch.ones(1)).item() == 3.0
+
+
+def test_a_withheld_weight_has_parts_but_no_protocols():
+    weight = Withheld("blocks.0.attn.weight")
+    assert weight.data.name == "blocks.0.attn.weight.data"
+    assert not hasattr(weight, "__array__")
+    with pytest.raises(HandoverError, match=r"uses the weights 'blocks\.0\.attn\.weight\.data' inside it"):
+        torch.add(torch.ones(1), weight.data)
