@@ -49,6 +49,13 @@ def test_a_flip_anywhere_in_any_file_is_refused(copied, record_property):
     record_property("figure", f"flipped bits and digits of a converted folder that are refused: {tried} of {tried}")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "segue.json", "tokenizer.json", "manifest.json", "README.md"])
+def test_a_file_larger_than_it_can_be_is_refused_before_it_is_read(copied, name):
+    os.truncate(copied / name, 1 << 40)  # without a byte on the disk; reading a terabyte would take an hour
+    with pytest.raises(CheckpointError, match=r"bytes"):
+        segue.from_pretrained(copied)
+
+
 def test_the_card_shows_the_digest_of_the_manifest(copied):
     digest = hashlib.sha256((copied / "manifest.json").read_bytes()).hexdigest()
     card = (copied / "README.md").read_text()

@@ -118,7 +118,6 @@ def damage(folder: Path) -> str | None:
         return "The manifest does not list the files of a checkpoint"
     for name, digest in digests.items():
         try:
-            _refuse_too_large(folder / name)
             if hash_file(folder / name) != digest:
                 return f"{name} does not match its checksum"
         except FileNotFoundError:
@@ -129,7 +128,11 @@ def damage(folder: Path) -> str | None:
 
 
 def hash_file(path: Path) -> str:
-    """Hash the bytes of a regular file."""
+    """Hash the bytes of a regular file; one that is larger than it can be is refused before they are read."""
+    size = path.stat().st_size
+    most = tensor_files.announced_size(path) if path.suffix == ".safetensors" else files.LARGEST_TEXT
+    if size > most:
+        raise OSError(f"it has {size:,} bytes, at most {most:,} can be right")
     digest = hashlib.sha256()
     with files.opened(path) as file:
         while block := file.read(1 << 20):
@@ -239,14 +242,6 @@ def _run_of(checkpoint: Path) -> Path | None:
     if (training / "settings.json").exists() and training.name == "training":
         return training.parent
     return training if (training / "config.json").exists() else None
-
-
-def _refuse_too_large(path: Path) -> None:
-    """Refuse a file that is larger than it can be, before its bytes are hashed."""
-    size = path.stat().st_size
-    most = tensor_files.announced_size(path) if path.suffix == ".safetensors" else files.LARGEST_TEXT
-    if size > most:
-        raise OSError(f"it has {size:,} bytes, at most {most:,} can be right")
 
 
 def _step(name: str) -> int:

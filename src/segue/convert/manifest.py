@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.checkpoint.folders import hash_file
+from segue.core import files as safe_files
 from segue.errors import CheckpointError
 
 FILE = "manifest.json"
@@ -37,7 +38,7 @@ def line(digest: str) -> str:
 def listed(folder: Path) -> dict[str, str]:
     """Read the manifest: the hash of every file by its name."""
     try:
-        files = json.loads((folder / FILE).read_bytes())["files"]
+        files = json.loads(safe_files.content(folder / FILE))["files"]
         if isinstance(files, dict) and all(isinstance(value, str) for value in files.values()):
             return files
         reason = "it lists no hashes"
@@ -50,8 +51,7 @@ def verify(folder: Path, digest: str | None = None) -> None:
     """Refuse a folder with a missing, changed or added file, or with another digest than the given one or the card's."""
     files = listed(folder)
     found = hash_file(folder / FILE)
-    card = folder / CARD
-    shown = SHOWN.search(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else None
+    shown = SHOWN.search(_card(folder))
     for expected, source in ((digest, "the given digest"), (shown and shown.group(1), CARD)):
         if expected is not None and found != expected:
             raise refused(folder, f"{FILE} has changed: its sha256 is {found[:16]}…, {source} says {expected[:16]}…")
@@ -66,9 +66,22 @@ def compare(folder: Path, files: Mapping[str, Any], source: str) -> None:
     for name, expected in files.items():
         if not (folder / name).is_file():
             raise refused(folder, f"{name} is missing.")
-        if hash_file(folder / name) != expected:
+        try:
+            found = hash_file(folder / name)
+        except OSError as error:
+            raise refused(folder, f"{name} cannot be read: {error}.") from None
+        if found != expected:
             hint = "copy the folder again; if the change is yours, from_pretrained(..., verify=False)."
             raise refused(folder, f"{name} has changed: its hash differs from {source}.", hint)
+
+
+def _card(folder: Path) -> str:
+    try:
+        return safe_files.content(folder / CARD).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise refused(folder, f"{CARD} cannot be read: {error}.") from None
 
 
 def refused(folder: Path, found: str, hint: str = "copy the complete folder again.") -> CheckpointError:

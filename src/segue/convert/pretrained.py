@@ -16,7 +16,7 @@ from segue.border import checked
 from segue.checkpoint import state as checkpoint
 from segue.convert import manifest
 from segue.convert.configuration import build_config, dtype_of, model_class, plain_config
-from segue.core import tensor_files
+from segue.core import files, tensor_files
 from segue.data.files import hub_offline, quiet_transformers
 from segue.errors import CheckpointError, ConfigError, MissingExtraError, SegueError
 from segue.reporting.records import write_json
@@ -76,14 +76,14 @@ def is_converted(folder: str | os.PathLike[str]) -> bool:
     if (Path(folder) / RECORD).is_file():
         return True
     config = Path(folder) / "config.json"
-    return config.is_file() and '"segue"' in config.read_text(encoding="utf-8", errors="replace")
+    return config.is_file() and b'"segue"' in files.content(config)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Read the record of a converted model."""
     try:
         if (folder / RECORD).is_file():
-            record: Any = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            record: Any = json.loads(files.content(folder / RECORD))
             version = record.get("format") if isinstance(record, dict) else None
             if version not in (FORMAT, WITHOUT_MANIFEST):
                 found = f"{RECORD} has format {version!r}; this version of Segue reads {FORMAT} and {WITHOUT_MANIFEST}."
@@ -92,7 +92,7 @@ def read_record(folder: Path) -> dict[str, Any]:
             if not all(isinstance(record.get(part), dict) for part in parts):
                 raise _damaged(folder, "a part of it is missing")
             return dict(record)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(files.content(folder / "config.json"))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, SegueError):
             raise
@@ -157,11 +157,11 @@ def _weights(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
     """Read the weights that the manifest or the record names, or all of a folder that Trainer wrote."""
     listed = manifest.listed(folder) if (folder / manifest.FILE).exists() else record.get("files", {})
     named = [folder / name for name in listed if name.endswith(".safetensors") and Path(name).name == name]
-    files = named or sorted(folder.glob("*.safetensors"))
-    if not files:
+    found = named or sorted(folder.glob("*.safetensors"))
+    if not found:
         raise manifest.refused(folder, "It has no safetensors file.")
     tensors: dict[str, Tensor] = {}
-    for file in files:
+    for file in found:
         tensors |= tensor_files.read(file)
     return tensors
 
