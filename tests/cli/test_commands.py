@@ -8,7 +8,9 @@ import pytest
 
 from segue.cli import commands
 from segue.errors import ConfigError, SiteError
+from segue.lab import models
 from segue.lab.report import figures
+from tests.convert.forged import forgeries
 from tests.helpers.command import call, runner
 
 TINY = ["--option", "steps=4", "--option", "teacher_steps=4", "--option", "depth=2"]
@@ -50,6 +52,21 @@ def test_sites_of_a_hugging_face_folder(tmp_path):
     config = {"model_type": "bert", "num_hidden_layers": 3, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 8}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "3 sites match" in call("sites", str(tmp_path), "encoder.layer.*.attention.self")
+
+
+def test_sites_have_the_names_that_convert_takes(tmp_path):
+    sizes = {"num_hidden_layers": 3, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "3 sites match" in call("sites", f"hf:{tmp_path}", "model.layers.*.self_attn")
+
+
+@pytest.mark.parametrize("forged", [forgeries()[name] for name in ("renamed", "attn_implementation")])
+def test_the_configuration_of_a_folder_chooses_no_kernel(forged, tmp_path):
+    sizes = {"num_hidden_layers": 1, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, **forged}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert models.build(f"hf:{tmp_path}").config._attn_implementation in ("sdpa", "eager")
 
 
 @pytest.mark.parametrize(

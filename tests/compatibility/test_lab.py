@@ -82,7 +82,7 @@ def test_an_interrupted_run_goes_on_and_a_grid_skips_what_is_finished(lab, capsy
     left = {name: content for name, content in files(lab / "teachers").items() if not name.endswith("lock")}
     assert left == teachers  # no other teacher was trained
     capsys.readouterr()
-    segue_command("resume", lab / "grid")
+    segue_command("resume", lab / "grid", "--run-file")
     segue_command("grid", lab / "runs.py", "--out", lab / "grid", "--option", "seeds=2")
     said = capsys.readouterr()
     assert said.err.count("5 runs, 5 finished before, 0 to do") == 2

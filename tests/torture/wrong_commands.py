@@ -356,7 +356,7 @@ def run(call: WrongCommand, prepared: Path, folder: Path) -> Verdict:
         return Verdict(call, NONSENSE if call.number or not call.allowed else ACCEPTED)
     if not (THREE_LINES.search(said) or (code == 2 and "Error" in said)):
         return Verdict(call, FOREIGN, f"exit {code}: {' '.join(said.split())[-200:]!r}")
-    if left := sorted(_listing(folder) ^ before):
+    if "TrainingError: " not in said and (left := sorted(_listing(folder) ^ before)):  # a training that began leaves its part
         return Verdict(call, CHANGED, f"{left[0]}: {' '.join(said.split())[:120]}")
     return Verdict(call, REFUSED, " ".join(said.split())[:160])
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from segue.border import PositiveInt, checked
+from segue.convert.configuration import build_config, model_class
 from segue.data.dataset import Dataset
 from segue.data.files import optional, quiet_transformers
 from segue.errors import ConfigError, SegueError, nearest
@@ -97,7 +98,7 @@ class SentenceClassifier:
             torch.manual_seed(seed)
             with _of_a_library(f"the Hugging Face model {self.name!r} cannot be built."):
                 loaded: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
-                    self.name, num_labels=classes, use_safetensors=True, trust_remote_code=False
+                    self.name, config=_declared_config(transformers, self.name, num_labels=classes), use_safetensors=True
                 )
         return loaded
 
@@ -181,15 +182,22 @@ def _torchvision(name: str) -> Callable[[], nn.Module]:
     return partial(models.get_model, name, weights=None)
 
 
+def _declared_config(transformers: Any, name: str, **settings: Any) -> Any:
+    """Read the configuration of a model, without what would choose code."""
+    return build_config(transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **settings).to_dict())
+
+
 def _hugging_face(name: str) -> Callable[[], nn.Module]:
     transformers = optional("transformers", "hf", f"the model {name!r} cannot be built.")
     fault, hint = f"the Hugging Face model {name!r} cannot be built.", "give a folder with config.json, or an id of the hub."
     with _of_a_library(fault, hint):
-        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = _declared_config(transformers, name)
 
     def make() -> nn.Module:
-        with _of_a_library(fault, hint):
-            model: nn.Module = transformers.AutoModel.from_config(config)
+        with _of_a_library(fault, hint):  # the class that `segue convert` loads, so that both have the same names
+            model: nn.Module = (
+                model_class(config)._from_config(config) if config.architectures else transformers.AutoModel.from_config(config)
+            )
         return model
 
     return make
