@@ -34,6 +34,7 @@ from segue.errors import (
 
 T = TypeVar("T", bound=Callable[..., Any])
 LARGEST = 10**12  # count: more steps or units than any machine has time or room for
+LARGEST_FLOAT = 3.4e38  # in float32, in which models compute
 LONGEST = 60  # letters of a value in an error
 
 # The kind of error for a wrong argument, by the place of what is called; PlanError for the rest of the vocabulary.
@@ -60,13 +61,11 @@ class Rule:
 
 
 def at_least(least: float) -> Rule:
-    return Rule(f"{{a}} of at least {least}", lambda value: value >= least)
+    return Rule(f"{{a}} of at least {least}", lambda value: least <= value <= LARGEST_FLOAT)
 
-
-POSITIVE = Rule("a positive {noun}", lambda value: value > 0)
 
 PositiveInt: TypeAlias = Annotated[int, Rule("a positive {noun}", lambda value: 0 < value <= LARGEST)]
-PositiveFloat: TypeAlias = Annotated[float, POSITIVE]
+PositiveFloat: TypeAlias = Annotated[float, Rule("a positive {noun}", lambda value: 0 < value <= LARGEST_FLOAT)]
 Count: TypeAlias = Annotated[int, Rule("{a} of at least 0", lambda value: 0 <= value <= LARGEST)]
 NotNegative: TypeAlias = Annotated[float, at_least(0)]
 Seed: TypeAlias = Annotated[int, Rule("an integer of 64 bits", lambda value: -(2**63) <= value < 2**63)]
@@ -97,32 +96,34 @@ def checked(made: T) -> T:
 def _guarded(function: Callable[..., Any], owner: Any, name: str) -> Callable[..., Any]:
     place = f"{owner.__module__}.{owner.__qualname__}."
     error = next((kind for start, kind in ERRORS.items() if place.startswith(f"{start}.")), PlanError)
-    signature = inspect.signature(function)
 
     @cache
-    def hints() -> dict[str, Any]:  # late: importing Segue must not wait for it
+    def border() -> tuple[tuple[str, ...], dict[str, Any]]:  # late: importing Segue must not wait for it
+        parameters = inspect.signature(function).parameters
         fields = is_dataclass(owner) or hasattr(owner, "_fields")
-        return typing.get_type_hints(owner if fields else function, include_extras=True)
+        hints = typing.get_type_hints(owner if fields else function, include_extras=True)
+        named = {key: hints[key] for key, one in parameters.items() if key in hints and one.kind not in _VARIABLE}
+        return tuple(key for key, one in parameters.items() if one.kind in _BY_PLACE), named
+
+    def accept(parameter: str, hint: Any, value: Any) -> Any:
+        try:
+            return _accept(hint, value)
+        except _MismatchError as mismatch:
+            default = inspect.signature(function).parameters[parameter].default
+            raise _refusal(error, f"{name}({parameter}=...)", hint, value, mismatch, default) from None
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return function(*args, **kwargs)  # Python names what is missing or unknown
-        for parameter, value in bound.arguments.items():
-            if parameter in hints() and signature.parameters[parameter].kind not in _VARIABLE:
-                try:
-                    bound.arguments[parameter] = _accept(hints()[parameter], value)
-                except _MismatchError as mismatch:
-                    default = signature.parameters[parameter].default
-                    raise _refusal(error, f"{name}({parameter}=...)", hints()[parameter], value, mismatch, default) from None
-        return function(*bound.args, **bound.kwargs)
+        places, hints = border()
+        given = [accept(key, hints[key], value) if key in hints else value for key, value in zip(places, args, strict=False)]
+        named = {key: accept(key, hints[key], value) if key in hints else value for key, value in kwargs.items()}
+        return function(*given, *args[len(places) :], **named)  # Python names what is missing or unknown
 
     return guarded
 
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class _MismatchError(Exception):
@@ -134,14 +135,16 @@ class _MismatchError(Exception):
 
 def _accept(hint: Any, value: Any, *at: str) -> Any:
     """Return the value as the hint wants it, or raise a mismatch."""
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if type(value) is hint and hint is not float:  # the usual case, quickly
+        return value
+    origin, inside = _parts(hint)
     if origin is Annotated:
         value = _accept(inside[0], value, *at)
         if not all(rule.holds(value) for rule in inside[1:] if isinstance(rule, Rule)):
             raise _MismatchError(value, *at)
         return value
     if origin in (typing.Union, types.UnionType):
-        return _accept_one(inside, value, *at)
+        return value if value is None and type(None) in inside else _accept_one(inside, value, *at)
     if origin in _ITERABLES:
         return _accept_items(origin, inside, value, *at)
     if origin in (dict, collections.abc.Mapping) and isinstance(value, collections.abc.Mapping):
@@ -163,6 +166,11 @@ def _accept(hint: Any, value: Any, *at: str) -> Any:
     if origin is collections.abc.Callable and isinstance(inside[0], list) and not _takes(value, len(inside[0])):
         raise _MismatchError(value, *at, why=f"It does not take {len(inside[0])} argument{'s' * (len(inside[0]) != 1)}.")
     return value
+
+
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
 
 
 def _is_finite(value: Any) -> bool:
@@ -249,6 +257,8 @@ def _refusal(error: type[SegueError], what: str, hint: Any, value: Any, mismatch
     todo = rule.hint if rule is not None and rule.hint else f"give {wanted}."
     if isinstance(part, int) and part > LARGEST:
         found = f"It is above {LARGEST:,}, the largest count."
+    if isinstance(part, float) and LARGEST_FLOAT < part < math.inf:
+        found = f"It is above {LARGEST_FLOAT}, the largest number in float32."
     if mismatch.why is not None:
         found = mismatch.why
     elif mismatch.place:

@@ -268,6 +268,15 @@ NOT_CALLED_BY_USERS = {
     r"segue\.errors\..*": "makes the errors themselves",
 }
 
+# Foreign errors that are right, by the call: what raises is the user's own, and its exception arrives as it is.
+BATCHES_OF_THE_USER = "the user's own model or loss_fn is called with the user's own batches, and raises"
+FUNCTION_OF_THE_USER = "the user's own function takes the number of arguments, is called with them, and raises"
+EXPECTED_FOREIGN = {
+    r"segue\.fit\((batches|validation)=.*": BATCHES_OF_THE_USER,
+    r"segue\.diagnostics\.(curvature_bias|gate_gradient_variance|loss_path)\(batches=.*": BATCHES_OF_THE_USER,
+    r".*\((measure|on_eval|mask|feature_map|loss_fn|to|init|student)=module\)": FUNCTION_OF_THE_USER,
+}
+
 
 def _in_a_plan(field: str, **settings: Any) -> Callable[[Any, Path], None]:
     """Use a part of a plan: put it into a model, take a training step."""

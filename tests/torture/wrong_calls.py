@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from segue.core.handover import Handover
 from segue.errors import SegueError
 from tests.torture.public_names import parameters, public_callables
-from tests.torture.valid_calls import AT_THE_BORDER_ONLY, NOT_CALLED_BY_USERS, USES, VALID
+from tests.torture.valid_calls import AT_THE_BORDER_ONLY, EXPECTED_FOREIGN, NOT_CALLED_BY_USERS, USES, VALID
 
 SECONDS = 20  # after which a call counts as hung
 REFUSED, ACCEPTED, NONSENSE, FOREIGN, CHANGED, HUNG = "refused", "accepted", "nonsense", "foreign", "changed", "hung"
@@ -145,6 +145,11 @@ def run(call: WrongCall, folder: Path) -> Verdict:
             return Verdict(call, CHANGED, _line(error))
         return Verdict(call, REFUSED if isinstance(error, SegueError) else FOREIGN, _line(error))
     return Verdict(call, ACCEPTED if allows(hint, value) else NONSENSE)
+
+
+def reason(verdict: Verdict) -> str:
+    """Return why a foreign error is right, or nothing."""
+    return next((why for call, why in EXPECTED_FOREIGN.items() if re.fullmatch(call, str(verdict.call))), "")
 
 
 def fingerprint(thing: nn.Module | Handover) -> str:

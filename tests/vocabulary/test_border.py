@@ -67,6 +67,7 @@ class Settings:
         ("place", b"x", "a path"),
         ("path", 3, "a path"),
         ("rate", math.inf, "a positive finite number"),
+        ("rate", 1e300, "a positive finite number"),
         ("left", -1, "a finite number of at least 0"),
         ("share", 1.5, "a number from 0 to 1"),
         ("part", 0, "a number above 0 and at most 1"),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from segue.errors import HandoverError, StudentError, three_lines
+from segue.errors import HandoverError, PlanError, SegueError, StudentError, three_lines
 from segue.similarity import as_real
 from segue.sites import Site
 
@@ -128,6 +128,21 @@ def call_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, dict) or (hasattr(example, "keys") and not isinstance(example, Tensor)):
         return (), dict(example)
     return (tuple(example), {}) if isinstance(example, tuple | list) else ((example,), {})
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Say which argument it was, where a model cannot be called with what a user gave for it."""
+    try:
+        yield
+    except SegueError:
+        raise
+    except Exception as error:
+        raise PlanError(
+            f"the model cannot be called with the {what}.",
+            f"It raises {type(error).__name__}: {error}",
+            "give it as the model is called: a tensor, a tuple of arguments or a dict of keyword arguments.",
+        ) from error
 
 
 def padding_mask(batch: Any) -> Tensor | None:

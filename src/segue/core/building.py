@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from segue.core.backbone import evaluating, plain_attention
-from segue.core.blending import call_arguments, copy_caches, merge
+from segue.core.blending import call_arguments, calling, copy_caches, merge
 from segue.core.surgery import teacher_at, unreached
-from segue.errors import PlanError, SegueError, StudentError
+from segue.errors import StudentError
 from segue.plan import Plan
 from segue.sites import Site
 
@@ -84,16 +84,8 @@ def try_students(model: nn.Module, sites: list[Site], students: dict[str, nn.Mod
         handles.append(first.register_forward_pre_hook(ask(site), with_kwargs=True))
         handles.append(last.register_forward_hook(compare(site)))
     try:
-        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention():
+        with calling("example"), evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention():
             model(*args, **kwargs)
-    except SegueError:
-        raise
-    except Exception as error:
-        raise PlanError(
-            "the model cannot be called with the example.",
-            f"It raises {type(error).__name__}: {error}",
-            "give one batch: a tensor, a tuple of arguments or a dict of keyword arguments. Nothing was changed.",
-        ) from error
     finally:
         for handle in handles:
             handle.remove()

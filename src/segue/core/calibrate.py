@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.core.backbone import evaluating, plain_attention
-from segue.core.blending import call_arguments, copy_caches, first_floating
+from segue.core.blending import call_arguments, calling, copy_caches, first_floating
 from segue.core.seam import Seam
 from segue.core.surgery import unreached
 from segue.core.tensor_files import sharded_like
@@ -48,7 +48,8 @@ def calibrate(
                 for listener in listeners:
                     listener.mask = padding
                 args, kwargs = call_arguments(batch)
-                model(*args, **kwargs)
+                with calling("batch"):
+                    model(*args, **kwargs)
     finally:
         for listener in listeners:
             listener.leave()

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from segue.border import PositiveInt, checked
-from segue.core.blending import blendable, call_arguments, tensors
+from segue.core.blending import blendable, call_arguments, calling, tensors
 from segue.core.handover import Handover
 from segue.core.step_state import step_state
 from segue.diagnostics.counting import StepCosts
@@ -258,7 +258,8 @@ def _held(handover: Handover) -> int:
 def _any_loss(model: nn.Module, batch: Any) -> Tensor:
     """Reduce whatever a model returns to a scalar loss."""
     args, kwargs = call_arguments(batch)
-    output = model(*args, **kwargs)
+    with calling("batch"):
+        output = model(*args, **kwargs)
     found = next(x for x in tensors(getattr(output, "logits", output)) if blendable(x))
     return as_real(found).float().square().mean()
 

@@ -85,6 +85,8 @@ class Recipe:
     def optimizer(self, named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
         """Build AdamW over named parameters, with decay on matrices and none on biases and norms."""
         parameters = [parameter for _, parameter in named]
+        if not parameters:
+            raise ConfigError("the optimizer needs parameters.", "There are none.", "give those that train.")
         groups: list[dict[str, Any]] = [
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": self.weight_decay},
             {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
