@@ -305,3 +305,9 @@ def test_a_withheld_weight_has_parts_but_no_protocols():
     assert not hasattr(weight, "__array__")
     with pytest.raises(HandoverError, match=r"uses the weights 'blocks\.0\.attn\.weight\.data' inside it"):
         torch.add(torch.ones(1), weight.data)
+
+
+def test_a_new_seam_is_its_teacher_in_training_and_in_evaluation():
+    made, x = Seam(Returns(2.0), Returns(3.0), Site("here")), torch.ones(2)
+    for mode in (True, False):
+        assert made.train(mode)(x).tolist() == [2.0, 2.0]

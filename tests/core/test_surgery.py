@@ -6,7 +6,7 @@ from torch import nn
 
 import segue
 from segue.errors import HandoverError, PlanError, SiteError
-from tests.helpers.tiny import SITES, Attention, Net, batch, optimizer_for, start, train
+from tests.helpers.tiny import SITES, Attention, Net, batch, constant, optimizer_for, start, train
 
 
 def test_wrapped_models_are_refused():
@@ -131,3 +131,20 @@ def test_parameters_that_are_tied_inside_a_site_or_outside_all_stay_tied():
     handover.finalize_(force=True)
     assert model.inner.up.weight is model.inner.down.weight
     assert model.head.weight is model.embed.weight
+
+
+def test_a_span_is_one_layer_while_it_runs_and_fewer_layers_afterwards():
+    model, x = Net(depth=5).eval(), batch()[0]
+    original = model(x)
+    plan = segue.Plan(sites=segue.Span("blocks", every=2, last=3), schedule=constant(0.0))
+    handover = segue.replace_(model, plan, total_steps=2)
+    with handover.as_teacher():
+        assert torch.equal(model(x), original)
+    students = [handover.seams[name].student for name in ("blocks.0", "blocks.2")]
+    with handover.as_student():
+        by_students = model(x)
+        assert torch.equal(by_students, model.head(model.blocks[4](students[1](students[0](x))).mean(1)))
+    last = model.blocks[4]
+    handover.finalize_()
+    assert dict(model.blocks.named_children()) == {"0": students[0], "1": students[1], "2": last}
+    assert torch.equal(model(x), by_students)
