@@ -110,9 +110,30 @@ def test_a_buffer_that_training_breaks_is_named_and_one_that_was_infinite_is_not
         fit(model, HALF, steps=2)
 
 
+@pytest.mark.parametrize("name", ["blocks.0.norm.bias", "unused"])
+def test_a_frozen_weight_that_was_broken_before_is_named_if_it_makes_every_step_skipped(name):
+    model = Net()
+    model.register_buffer("unused", torch.ones(3))
+    model.register_buffer("mask", torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf))
+    with torch.no_grad():
+        {**dict(model.named_parameters()), "unused": model.unused}[name][0] = math.nan
+    skip = Recipe(steps=2, on_nan="skip")
+    if name == "unused":
+        assert fit(model, HALF, recipe=skip).skipped == 0
+        return
+    with pytest.raises(TrainingError, match=f"'{name}' is inf or NaN after 1 of 2 steps") as caught:
+        fit(model, HALF, recipe=skip)
+    assert "It is a weight of the backbone, and was so before: every step is skipped; nothing" in str(caught.value)
+    batches = CountedBatches().batches
+    batches[0][0][:] = math.nan
+    model = Net()
+    model.register_buffer("mask", torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf))
+    assert fit(model, HALF, batches, recipe=skip).skipped == 1  # the mask is not to blame
+
+
 def test_a_checkpoint_that_an_earlier_version_wrote_with_a_broken_weight_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as context:
-        context.setattr(FiniteWeights, "require", lambda *_: None)
+        context.setattr(FiniteWeights, "require", lambda *_, **__: None)
         fit(Net(), None, recipe=Breaking(steps=STEPS), folder=tmp_path)
     with pytest.raises(TrainingError, match=f"'{BROKEN}' is inf or NaN after 6 of 6 steps"):
         fit(Net(), None, recipe=Recipe(steps=STEPS), folder=tmp_path, resume=True)

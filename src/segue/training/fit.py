@@ -258,7 +258,7 @@ class Loop:
 
     def require_finite_weights(self) -> None:
         """Raise if training has made a weight or buffer inf or NaN."""
-        self.weights.require(self.done, self.total, self.checkpoint)
+        self.weights.require(self.done, self.total, self.checkpoint, skipped=self.skipped)
 
     def caught_anywhere(self, interruption: Interruption) -> int:
         """Return the signal that this process or another one caught."""

@@ -15,6 +15,7 @@ from segue.errors import TrainingError
 from segue.sites import is_seam
 from segue.training.distributed import Processes
 from segue.training.places import owner, plain_name
+from segue.training.trace import finite
 
 NARROW = {torch.float8_e4m3fn, torch.float8_e5m2}  # which have no norm
 
@@ -22,24 +23,28 @@ NARROW = {torch.float8_e4m3fn, torch.float8_e5m2}  # which have no norm
 class FiniteWeights:
     """The parameters and buffers of a training, which an optimizer step may make inf or NaN.
 
-    What does not train and is not finite to begin with (a mask of -inf) may stay so.
+    What does not train and is not finite to begin with may stay so: a mask of -inf always, another tensor only if it does no
+    harm, which shows by the first step that is not skipped.
     """
 
     def __init__(self, model: nn.Module, handover: Handover | None, processes: Processes) -> None:
         self.model, self.handover, self.processes = model, handover, processes
-        self.exempt = {name for name in self._broken() if not _trains(model, name)}
+        self.before = {name for name in self._broken() if not _trains(model, name)}
+        self.masks = {name for name, tensor in self._named() if name in self.before and finite(tensor)}
 
-    def require(self, done: int, total: int, checkpoint: Path | None) -> None:
+    def require(self, done: int, total: int, checkpoint: Path | None, *, skipped: int = 0) -> None:
         """Raise if a parameter or buffer is inf or NaN, in all processes alike."""
-        broken = [name for name in self._broken() if name not in self.exempt]
+        harmless = self.masks if 0 < done == skipped else self.before
+        broken = [name for name in self._broken() if name not in harmless]
         if not broken:
             return
         first = broken[0]
+        already = ", and was so before: every step is skipped" if first in self.before else ""
         others = f", as are {len(broken) - 1} other weights and buffers" if len(broken) > 1 else ""
         good = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint (give fit a folder)"
         raise TrainingError(
             f"{plain_name(first, self.handover)!r} is inf or NaN after {done} of {total} steps.",
-            f"It is a {self._kind(first)}{owner(first, self.handover)}{others}; nothing is saved of it.",
+            f"It is a {self._kind(first)}{owner(first, self.handover)}{others}{already}; nothing is saved of it.",
             f"{good}; lower lr, raise eps, or look at what else writes to it.",
         )
 
