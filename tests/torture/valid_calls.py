@@ -247,6 +247,9 @@ AT_THE_BORDER_ONLY = {
     "segue.reporting.records.read_all",
 }
 
+# Values that are right and take a minute on a busy machine, which would count as hung.
+VALID_AND_LONG = {"segue.Recipe(compile=True)"}
+
 RESULT = "made by Segue as the answer to a call"
 CONTRACT = "called by Segue at every step or forward, with its own values"
 FRAMEWORK = "called by a training framework, with its own objects"
