@@ -294,6 +294,15 @@ def test_units_are_the_teachers_and_students_that_are_there():
     assert handover.units() == [student for _, student in pairs]
 
 
+def test_a_released_teacher_that_a_user_holds_stays_whole_in_one_process():
+    handover = start(segue.Plan(sites=SITES, release=True))
+    yours = handover.seams["blocks.0.attn"].teacher
+    weights = {name: value.clone() for name, value in yours.state_dict().items()}
+    train(handover, optimizer_for(handover), 3)  # takeover is at 2
+    assert handover.seams["blocks.0.attn"].teacher is None
+    assert same_state(yours.state_dict(), weights)
+
+
 def test_release_waits_for_a_schedule_that_comes_back_and_for_guidance():
     rebound = segue.Plan(sites=SITES, release=True, schedule=lambda progress, site: 0.0 if progress < 0.5 else 0.2)
     handover = start(rebound)

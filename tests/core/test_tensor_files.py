@@ -32,3 +32,25 @@ def test_the_bytes_equal_the_packages_own(dtype, tmp_path):
     tensor_files.write(tmp_path / "ours", tensors)
     save_file(tensors, tmp_path / "theirs")
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+@pytest.mark.parametrize("tensors", [{}, {"empty": torch.zeros(0, 3)}, {"a": torch.zeros(3), "b": torch.ones(2, 2)}])
+def test_the_header_announces_the_size_of_the_file(tensors, tmp_path):
+    path = tmp_path / "file"
+    tensor_files.write(path, tensors)
+    assert tensor_files.announced_size(path) == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "damaged"),
+        ((2).to_bytes(8, "little") + b"[]", "damaged"),
+        ((9).to_bytes(8, "little") + b'{"a": {}}', "damaged"),
+        ((1 << 40).to_bytes(8, "little") + b"{}", "its header has 1,099,511,627,776 bytes"),
+    ],
+)
+def test_a_damaged_header_announces_nothing(content, says, tmp_path):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(OSError, match=says):
+        tensor_files.announced_size(tmp_path / "file")
