@@ -45,10 +45,25 @@ import torchvision
 assert "torchvision" in Seen.names
 """
 
+FOUND_BY_ANOTHER = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finds:
+    def find_spec(self, name, path=None, target=None):
+        return PathFinder.find_spec(name, path) if name == "torchvision" else None
+
+sys.meta_path.insert(0, Finds())
+import segue
+import torchvision
+"""
+
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "code", [BY_HAND, LOOKED_FOR_FIRST, OTHER_FINDERS], ids=["by hand", "looked for first", "other finders"]
+    "code",
+    [BY_HAND, LOOKED_FOR_FIRST, OTHER_FINDERS, FOUND_BY_ANOTHER],
+    ids=["by hand", "looked for first", "other finders", "found by another"],
 )
 def test_it_is_prepared_once_and_hides_no_other_finder(code):
     pytest.importorskip("torchvision")
