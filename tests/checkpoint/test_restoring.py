@@ -159,6 +159,14 @@ def reshaped(prefix: str, end: str) -> Callable[[dict[str, Any], dict[str, Any]]
     return change
 
 
+def of_integers(prefix: str, end: str) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    def change(state: dict[str, Any], tensors: dict[str, Any]) -> None:
+        name = next(name for name in sorted(tensors) if name.startswith(prefix) and name.endswith(end))
+        tensors[name] = tensors[name].view(torch.int32)
+
+    return change
+
+
 EITHER = {
     "no step": set_at("segue", "step", value=...),
     "a step below 0": set_at("segue", "step", value=-1),
@@ -184,6 +192,8 @@ EITHER = {
     "names of another optimizer": set_at("parameters", 0, 0, 0, value="elsewhere.weight"),
     "shapes of another optimizer": set_at("parameters", 0, 0, 1, value=[1, 2]),
     "moments of another shape": reshaped("optimizer/state/", "exp_avg"),
+    "moments of integers": of_integers("optimizer/state/", "exp_avg_sq"),
+    "moments after integer steps": of_integers("optimizer/state/", "step"),
     "a scheduler of another class": set_at("lr_scheduler", value={"dict": [["last_epoch", 3]]}),
     "a scheduler of text": set_at("lr_scheduler", value="cosine"),
     "no scheduler": set_at("lr_scheduler", value=...),
@@ -192,11 +202,13 @@ TRAINING = {
     **EITHER,
     "a weight of the model is gone": without("model/"),
     "a weight of the model has another shape": reshaped("model/", "weight"),
+    "a weight of the model is of integers": of_integers("model/", "weight"),
 }
 HANDOVER = {
     **EITHER,
     "a student's weight is gone": without("students/"),
     "a student's weight has another shape": reshaped("students/", "weight"),
+    "a student's weight is of integers": of_integers("students/", "weight"),
     "a weight of the backbone is gone": without("backbone/"),
     "no teachers": set_at("segue", "teachers", value=...),
     "other teachers": set_at("segue", "teachers", value={}),
@@ -305,6 +317,7 @@ def test_a_failure_of_the_very_last_write_is_undone_too(tmp_path, monkeypatch):
         "no such sites": set_at("segue", "plan", "sites", value=["blocks.9.attn"]),
         "a weight is gone": without("model/"),
         "a weight of another shape": reshaped("model/head", "weight"),
+        "a weight of integers": of_integers("model/head", "weight"),
         "a list for the record": set_at("segue", value=[]),
         "an earlier record of text": set_at("segue", "earlier", value="yes"),
     }.items(),

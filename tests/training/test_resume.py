@@ -13,9 +13,10 @@ import pytest
 
 import segue
 from segue.checkpoint import folders
-from segue.errors import CheckpointError
+from segue.errors import CheckpointError, SegueError
 from segue.training.resume import Interruption
 from segue.training.tasks import Classification
+from tests.checkpoint.test_restoring import dict_at, forge, set_at
 from tests.helpers.processes import FreshProcess
 from tests.helpers.tiny import SITES, Net, same_state
 from tests.training import fit_cases
@@ -359,3 +360,40 @@ def test_a_checkpoint_can_be_resumed_in_another_folder_or_without_one(tmp_path):
     assert same_state(alone.model.state_dict(), fitted.model.state_dict())
     with pytest.raises(CheckpointError, match="There is no such folder"):
         fit_cases.train("dcr_dfg", tmp_path / "third", resume=tmp_path / "nowhere")
+
+
+def in_the_loop(*path, value):
+    """Return a change of one value in the state of the loop, which is packed."""
+
+    def change(state, tensors):
+        pairs = state["lr_scheduler"]["dict"]
+        for name in path[:-1]:
+            pairs = dict_at({"dict": pairs}, name)["dict"]
+        next(pair for pair in pairs if pair[0] == path[-1])[1] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_at("segue", value=...),
+        set_at("segue", value=[None]),
+        set_at("segue", "total_steps", value=...),
+        in_the_loop("skipped", value=-1),
+        in_the_loop("skipped", value=10**400),
+        in_the_loop("seconds", value=10**400),
+        in_the_loop("seconds", value=float("nan")),
+        in_the_loop("running_means", "steps", value=2.5),
+        in_the_loop("running_means", "losses", value=None),
+        in_the_loop("running_means", "norms", value={"list": [1.0]}),
+    ],
+)
+def test_a_forged_checkpoint_does_not_resume(change, tmp_path):
+    with pytest.raises(RuntimeError):
+        fit_cases.train("dcr_dfg", tmp_path, loss=Stop("error", 4))
+    (place,) = folders.checkpoints(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints" / "latest").write_text(forge(place, change).name)
+    with pytest.raises(SegueError) as caught:
+        fit_cases.train("dcr_dfg", tmp_path)
+    assert len(str(caught.value).splitlines()) == 3

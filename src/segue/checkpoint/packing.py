@@ -71,16 +71,25 @@ def tensor_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def require_same_shapes(targets: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
-    """Refuse stored tensors that do not fit a model's, before the first is copied."""
+    """Refuse stored tensors whose shape or kind of number is not that of a model's, before the first is copied."""
     for name in sorted({*targets, *stored}):
-        ours = tuple(targets[name].shape) if name in targets else "nothing"
-        theirs = tuple(stored[name].shape) if name in stored else "nothing"
+        ours: Any = tuple(targets[name].shape) if name in targets else "nothing"
+        theirs: Any = tuple(stored[name].shape) if name in stored else "nothing"
+        if ours == theirs and kind(targets[name]) != kind(stored[name]):  # a copy would round them in silence
+            ours, theirs = targets[name].dtype, stored[name].dtype
         if ours != theirs:
             raise CheckpointError(
                 f"the tensor {name.partition('/')[2] or name} of the checkpoint does not fit the model.",
                 f"The model has {ours} there, the checkpoint has {theirs}.",
                 "build the same model with the same plan first. Nothing was changed.",
             )
+
+
+def kind(tensor: Tensor) -> str:
+    """Return the kind of number that a tensor holds, whatever its precision."""
+    if tensor.is_floating_point():
+        return "floating"
+    return "complex" if tensor.is_complex() else "boolean" if tensor.dtype == torch.bool else "integer"
 
 
 def copy_(targets: dict[str, Tensor], stored: dict[str, Tensor], undo: list[Callable[[], Any]]) -> None:

@@ -90,6 +90,11 @@ def _require_same_parameters(
             if isinstance(moment, Tensor) and moment.shape != flat[index].shape:
                 shapes = f"{tuple(flat[index].shape)}, its {name} in the checkpoint {tuple(moment.shape)}"
                 raise _other_parameters(f"Parameter {index} has the shape {shapes}.")
+            if isinstance(moment, Tensor) and packing.kind(moment) != packing.kind(flat[index]):
+                raise _other_parameters(f"Parameter {index} is {flat[index].dtype}, its {name} {moment.dtype}.")
+        step = moments.get("step")
+        if isinstance(step, Tensor) and not (step.dim() == 0 and step.is_floating_point() and step >= 0):
+            raise _other_parameters(f"The number of steps of parameter {index} is {step.dtype} {tuple(step.shape)}.")
 
 
 def _named(parameter: list[Any]) -> str:

@@ -148,7 +148,11 @@ class RunningMeans:
         return {"losses": self.losses, "steps": self.steps, "norms": self.norms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.losses, self.steps, self.norms = state["losses"], state["steps"], state["norms"].to(self.device)
+        losses, steps, norms = state["losses"], state["steps"], state["norms"]
+        plain = isinstance(losses, int | float) and isinstance(steps, int) and steps >= 0
+        if not (plain and norms.shape == self.norms.shape and norms.is_floating_point()):
+            raise ValueError(f"a sum of {losses!r:.20} over {steps!r:.20} steps with norms of {len(norms)} sites")
+        self.losses, self.steps, self.norms = losses, steps, norms.to(self.device)
 
 
 class MetricsLog:

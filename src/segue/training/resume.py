@@ -118,10 +118,9 @@ class Checkpoints:
         with folders.understood(saved.folder):
             state = TensorBag(saved.tensors).unpack(saved.state["lr_scheduler"])
             was = {"total_steps": state["total_steps"], **state.get("settings", {})}  # 0.1.0 saved no more
+            was |= {} if handover is None else checkpoint.settings_of(saved.state["segue"])
         now = {"total_steps": loop.total, **settings_of(loop)}
-        if handover is not None:
-            was |= checkpoint.settings_of(saved.state["segue"])
-            now |= checkpoint.settings_of(handover.describe())
+        now |= {} if handover is None else checkpoint.settings_of(handover.describe())
         changes.require_known(self.allow_changes, [*now])
         first = {"batches.first": was.pop("batches.first")} if "batches.first" in was else {}
         self._require_same(was, now)
