@@ -27,7 +27,8 @@ VERDICTS = {
     wrong_calls.HUNG: campaign.HUNG,
 }
 GENERATED = 8  # values of one attempt
-PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.binary(max_size=3)
+WHOLE = st.integers(-3, 6) | st.sampled_from([2**63, 10**30, -(10**30)])  # between them are valid numbers that take long
+PLAIN = st.none() | st.booleans() | WHOLE | st.floats() | st.text(max_size=6) | st.binary(max_size=3)
 NESTED = st.recursive(
     PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
 )
@@ -39,7 +40,7 @@ def near(hint: Any) -> st.SearchStrategy[Any]:
     inside = [near(one) for one in typing.get_args(hint) if isinstance(one, type) or typing.get_args(one)]
     found = [PLAIN, *inside]
     if hint in (int, float, bool, str):
-        found += [st.from_type(hint), st.floats(-1, 2), st.integers(-2, 2**70)]
+        found += [st.text(max_size=3) if hint is str else WHOLE if hint is int else st.floats(-1, 2)]
     if typing.get_origin(hint) in (list, tuple) or inside:
         found += [st.lists(st.one_of(*inside, PLAIN), max_size=3), st.tuples(*inside)]
     if typing.get_origin(hint) is typing.Literal:
