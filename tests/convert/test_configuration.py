@@ -118,7 +118,9 @@ def test_the_original_is_held_to_the_same(tmp_path):
         open_base(str(tmp_path))
 
 
-@pytest.mark.parametrize("content", ["3", "[]", '{"max_new_tokens": "x"}', "{"])
+@pytest.mark.parametrize(
+    "content", ["3", "[]", '{"max_new_tokens": "x"}', "{", '{"eos_token_id": {"a": 1}}', '{"pad_token_id": Infinity}']
+)
 def test_a_broken_generation_config_is_refused_in_words(content, copied):
     (copied / "generation_config.json").write_text(content)
     with pytest.raises((CheckpointError, ConfigError)) as caught:

@@ -133,6 +133,10 @@ def _generation_settings(path: Path) -> dict[str, Any]:
     saved = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(saved, dict):
         raise ValueError(f"{path.name} has no settings")
+    for name, value in saved.items():
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if name.endswith("_token_id") and not all(isinstance(each, int) for each in ids):
+            raise ValueError(f"{name} is {value!r:.30}")
     return saved
 
 
