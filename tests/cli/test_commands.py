@@ -138,10 +138,10 @@ def test_a_grid_its_failure_its_report_and_its_resume(tmp_path, monkeypatch):
     assert "<title>Mine</title>" in (tmp_path / "runs/mine/report.html").read_text()
 
     (place / "runs.py").write_text(
-        EXPERIMENT.replace("depth=2)", "depth=2, data_fraction=2.0)").replace('"student_only", ', "")
+        EXPERIMENT.replace("seed=seed)", "seed=seed, sites='blocks.*.atn')").replace('"student_only", ', "")
     )
     failed = runner.invoke(commands.app, ["grid", "mine", "--out", "runs/other"], catch_exceptions=False)
     assert failed.exit_code == 1
     assert "1 runs failed" in failed.stdout
-    assert "ConfigError: " in failed.stdout
-    assert "data_fraction must be in (0, 1]" in failed.stdout
+    assert "SiteError: " in failed.stdout
+    assert "'blocks.*.atn'" in failed.stdout

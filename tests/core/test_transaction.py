@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_post_hooks as hooks_on_all_optimizers
 
 import segue
 from segue.core import handover as handover_module
 from segue.core.transaction import all_or_nothing
+from segue.core.verify import _listening
 from tests.helpers.tiny import SITES, Attention, Net, batch, constant, optimizer_for, same_bits, same_state, train
 from tests.torture.wrong_calls import fingerprint
 
@@ -96,7 +96,7 @@ def test_replace_interrupted_anywhere_leaves_the_model_as_it_was(name):
     plan, example = PLANS[name], batch(size=2)[0]
     model = Shared(name).train()
     gc.collect()
-    before, hooks = structure(model), len(hooks_on_all_optimizers)
+    before, listening = structure(model), len(_listening)
     count = 0
     for _, place in interrupted_at_every_line(
         lambda: model, lambda model: segue.replace_(model, plan, total_steps=4, example=example)
@@ -105,7 +105,7 @@ def test_replace_interrupted_anywhere_leaves_the_model_as_it_was(name):
         count += 1
     assert count > 100
     gc.collect()
-    assert len(hooks_on_all_optimizers) == hooks + 1  # that of the last call, which was not interrupted
+    assert len(_listening) == listening + 1  # that of the last call, which was not interrupted
 
 
 @pytest.mark.parametrize("name", PLANS)

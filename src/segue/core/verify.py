@@ -181,7 +181,6 @@ class OptimizerWatch:
     def __init__(self, model: nn.Module, students: list[nn.Module]) -> None:
         self.model = model
         self.students = students
-        self._handle: RemovableHandle | None = None
         self.forget(0)
 
     def forget(self, step: int) -> None:
@@ -192,29 +191,16 @@ class OptimizerWatch:
 
     def listen(self) -> None:
         """Listen to every optimizer step in the process, until `stop` or as long as this object lives."""
-        handle: RemovableHandle | None = None
-
-        def forget(_: Any) -> None:  # a handover that is dropped without an end leaves no hook
-            if handle is not None:
-                handle.remove()
-
-        reference = weakref.ref(self, forget)
-
-        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            alive = reference()
-            if alive is not None:
-                alive.stepped(optimizer)
-
-        handle = self._handle = register_optimizer_step_post_hook(stepped)
+        if not _hook:
+            _hook.append(register_optimizer_step_post_hook(_tell))
+        _listening.add(self)
 
     def stop(self) -> None:
         """Listen no more."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = None
+        _listening.discard(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"model": self.model, "students": self.students, "step": self.step, "listens": self._handle is not None}
+        return {"model": self.model, "students": self.students, "step": self.step, "listens": self in _listening}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["model"], state["students"])  # type: ignore[misc]
@@ -246,3 +232,13 @@ class OptimizerWatch:
                 "It holds other parameters of this model: it was built before replace_.",
                 "build it after replace_: torch.optim.AdamW(handover.parameters(), ...).",
             )
+
+
+# One hook for all: adding or removing hooks of torch's while it walks through them, as a garbage collection would, is an error.
+_hook: list[RemovableHandle] = []
+_listening: weakref.WeakSet[OptimizerWatch] = weakref.WeakSet()
+
+
+def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for watch in list(_listening):
+        watch.stepped(optimizer)
