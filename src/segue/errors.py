@@ -77,9 +77,9 @@ class SegueWarning(UserWarning):
 
 
 def three_lines(wrong: str, found: str, hint: str) -> str:
-    """Say what is wrong, what was found, and what to do; a part with several lines becomes one."""
-    wrong, found, hint = (printable(re.sub(r"\s*\n\s*", " ", str(part).strip())) for part in (wrong, found, hint))
-    return f"{wrong}\n  {found}\n  Hint: {hint}"
+    """Say what is wrong, what was found, and what to do; only a hint may have lines of its own, to show code."""
+    wrong, found = (re.sub(r"\s*\n\s*", " ", str(part).strip()) for part in (wrong, found))
+    return printable(f"{wrong}\n  {found}\n  Hint: {hint}")
 
 
 def printable(text: str) -> str:

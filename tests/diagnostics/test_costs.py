@@ -244,18 +244,7 @@ def test_the_parameters_after_takeover_are_those_of_a_real_run(plan):
     assert found.phases[-1].parameters == size(handover.model)
 
 
-def test_a_weight_that_is_tied_to_the_backbone_stays_when_its_teacher_goes():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-            self.b.weight = self.a.weight
-
-        def forward(self, x):
-            return self.b(self.a(x).relu())
-
-    found = cost(Tied(), METHODS.dcr(sites="b"), X, total_steps=10)
-    assert found.student_only.parameters == found.phases[0].parameters == 2 * 64
+def test_a_shared_layer_is_one_teacher_and_one_student():
     shared = cost(models.build(models.SharedLayers), METHODS.dcr(sites="layers.*"), torch.randn(2, 6), total_steps=10)
     layer = size(models.SharedLayers().layers[0])
     assert shared.phases[0].parameters - shared.student_only.parameters == layer
