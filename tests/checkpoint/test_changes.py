@@ -27,7 +27,7 @@ PLAN = segue.Plan(sites=SITES, schedule=Linear(until=0.8), guidance=FeatureGuida
 OTHERS = {
     "gate": (Bernoulli(), "Blend() -> Bernoulli()"),
     "schedule": (Linear(until=0.5), "Linear(start=1.0, end=0.0, until=0.8) -> Linear(start=1.0, end=0.0, until=0.5)"),
-    "guidance": (None, "FeatureGuidance(weight=0.5, schedule="),
+    "guidance": (None, "FeatureGuidance(weight=0.5, schedule=Piecewise(points=[[0.0, 1.0], [0.1, 0.3]... -> None"),
     "seed": (3, "0 -> 3"),
     "backbone": ("train", "'eval' -> 'train'"),
     "teacher_gradient": (True, "None -> True"),
