@@ -23,6 +23,12 @@ def test_a_tree_comes_back_with_its_tensors_and_types():
     assert back == tree
 
 
+@pytest.mark.parametrize("data", [{"set": [1]}, {"dict": [["a", {"lists": []}]]}])
+def test_a_part_of_an_unknown_kind_is_damage(data):
+    with pytest.raises(ValueError, match="unknown kind '(set|lists)'"):
+        packing.TensorBag({}).unpack(data)
+
+
 def test_an_optimizer_state_that_is_no_plain_data_is_refused(tmp_path):
     handover, optimizer, _ = rig("blend")
     optimizer.param_groups[0]["note"] = object()

@@ -230,6 +230,16 @@ def test_other_mistakes_are_named(tmp_path):
         segue.load_(start(), tmp_path / "model")
 
 
+def test_a_finalized_model_is_saved_without_its_wrapper(tmp_path):
+    handover, _, _ = rig("blend")
+    model = handover.finalize_(force=True)
+    wrapped = nn.DataParallel(model)
+    wrapped.segue = model.segue
+    with pytest.raises(segue.errors.SegueError, match="DataParallel"):
+        segue.save(wrapped, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_backbone_that_trains_along_resumes_from_the_same_original(tmp_path):
     """With train="all" the distillation needs the model that replace_ was given; another one is refused."""
     settings = segue.Plan(sites=SITES, train="all", distill=LogitDistillation(), schedule=Linear())
