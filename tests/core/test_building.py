@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import segue
-from segue.errors import StudentError
+from segue.errors import PlanError, StudentError
 from tests.core.test_handover import state_of
 from tests.helpers.tiny import SITES, Net, batch, same_state, start
 
@@ -58,6 +58,11 @@ def test_a_failed_replacement_leaves_the_model_as_it_was(student, says, mode):
 def test_an_example_may_be_a_tensor_a_tuple_or_a_dict(example):
     x, _ = batch()
     segue.replace_(Net(), segue.Plan(sites=SITES), example={"tensor": x, "tuple": (x,), "dict": {"x": x}}[example])
+
+
+def test_an_example_that_the_model_cannot_take_is_named():
+    with pytest.raises(PlanError, match=r"the model cannot be called with the example.\n.*It raises \w+Error: "):
+        segue.replace_(Net(), segue.Plan(sites=SITES), total_steps=5, example=torch.ones(2, 3))
 
 
 def test_an_example_leaves_no_trace():
