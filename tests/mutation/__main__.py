@@ -4,10 +4,11 @@
     .venv/bin/python -m tests.mutation --only core/seam.py    its part in some files
     .venv/bin/python -m tests.mutation --budget 60            a first look: the fastest tests alone
 
-A mutant is run against the tests of its room that reach its line, the fastest first, until one fails. What was found is kept
-in results.jsonl by the text of the mutant and of its function: the command resumes where it was stopped, and repeats only the
-mutants of functions that have changed and those that survived. Survivors that no test can find are in equivalent.json, each
-with the reason. The command fails if it caught less than 95 % of the others, or if a survivor is not listed.
+A mutant is run against the tests of its room that reach its line, those of its own file and then the fastest first, until one
+fails. What was found is kept in results.jsonl by the text of the mutant and of its function: the command resumes where it was
+stopped, and repeats only the mutants of functions that have changed and those that survived. Survivors that no test can find
+are in equivalent.json, each with the reason. The command fails if it caught less than 95 % of the others, or if a survivor is
+not listed.
 """
 
 from __future__ import annotations

@@ -97,8 +97,9 @@ class RoomTests:
         self.cache.write_text(json.dumps({"digests": self.digests, "tests": self.tests, "loaded": self.loaded}))
 
     def of(self, mutant: Mutant, budget: float) -> dict[str, float]:
-        """Return the tests that reach a mutant and their seconds, the fastest first; then those of which that is not known.
+        """Return the tests that reach a mutant and their seconds, then those of which that is not known.
 
+        The tests of its own file come first, then the fastest.
         With a budget the sum of their seconds stays within it, and only tests that are known to reach the mutant are run.
         """
         reaching, unknown = {}, {}
@@ -110,7 +111,8 @@ class RoomTests:
                 reaching[test] = facts["seconds"]
             elif "processes" in facts["marks"] or (functions and "slow" in facts["marks"]):  # they compile, or run elsewhere
                 unknown[test] = facts["seconds"]
-        fastest = [sorted(tests.items(), key=lambda test: test[1]) for tests in (reaching, unknown)]
+        own = f"/test_{Path(mutant.file).stem}.py::"
+        fastest = [sorted(tests.items(), key=lambda test: (own not in test[0], test[1])) for tests in (reaching, unknown)]
         if budget == float("inf"):
             return dict(fastest[0] + fastest[1])
         spent = accumulate(seconds for _, seconds in fastest[0])
