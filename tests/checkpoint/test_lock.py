@@ -125,6 +125,18 @@ def test_the_holder_enters_again_another_thread_does_not(tmp_path):
     enter_in_a_thread(tmp_path)
 
 
+def test_folders_that_were_made_for_nothing_go_again(tmp_path):
+    with locked(tmp_path / "a" / "b"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with locked(tmp_path / "c"):
+        (tmp_path / "c" / "result").touch()
+    (tmp_path / "mine").mkdir()
+    with locked(tmp_path / "mine"):
+        pass
+    assert {place.name for place in tmp_path.iterdir()} == {"c", "mine"}
+
+
 def test_a_fork_does_not_hold_what_its_parent_holds(tmp_path):
     with locked(tmp_path):
         if not (child := os.fork()):
