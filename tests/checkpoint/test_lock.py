@@ -172,3 +172,12 @@ def test_ranks_share_the_lock_and_are_refused_together(tmp_path):
         found = Ranks({"free": partial(rank, str(tmp_path / "free")), "held": partial(rank, str(held))}, tmp_path)
     assert found["free"] == ["trained", "trained"]
     assert all("is in use by another process" in said and f"process {os.getpid()}" in said for said in found["held"])
+
+
+def test_a_file_is_no_folder_to_train_in(tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    for place in (file, file / "below"):
+        with pytest.raises(CheckpointError, match=r"notes.txt.* cannot be locked\.\n"):
+            fit(folder=place)
+    assert file.read_text() == "mine"

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import segue
-from segue.errors import HandoverError, StudentError
+from segue.errors import DataError, HandoverError, StudentError
 from segue.students import Fourier, LeastSquares, LinearAttention, Performer, Softmax
 from segue.students.initialisation import RegressionSums
 from tests.helpers.models import CASES, build, mlp, rows
@@ -124,10 +124,14 @@ def test_a_students_own_linear_map_is_named():
 
 
 def test_a_site_that_the_batches_never_reach_is_named():
-    model = build(mlp)
-    handover = segue.replace_(model, segue.Plan(sites="2", student=lambda t, s: nn.Linear(16, 16)), total_steps=2)
-    with pytest.raises(HandoverError, match="'2'"):
-        handover.calibrate([], LeastSquares(output=""))
+    class PassesBy(nn.Sequential):
+        def forward(self, x):
+            return self[0](x)
+
+    model = PassesBy(nn.Linear(4, 4), nn.Linear(4, 4))
+    handover = segue.replace_(model, segue.Plan(sites="*", student=lambda t, s: nn.Linear(4, 4)), total_steps=2)
+    with pytest.raises(HandoverError, match="does not call site '1'"):
+        handover.calibrate([torch.ones(2, 4)], LeastSquares(output=""))
 
 
 def test_the_batches_are_read_without_dropout_whatever_the_mode():
@@ -171,3 +175,9 @@ def test_the_model_is_as_before_but_for_the_projections():
     changed = {name for name, value in handover.model.state_dict().items() if not torch.equal(value, state[name])}
     assert changed == {f"{site.name}.student.output.{part}" for site in handover.sites for part in ("weight", "bias")}
     assert not any(module._forward_hooks for seam in handover.seams.values() for module in seam.modules())
+
+
+def test_no_batches_are_named_as_what_they_are():
+    handover, _ = begin("HF ViT", LinearAttention())
+    with pytest.raises(DataError, match=r"^there are no batches\.\n"):
+        handover.calibrate([])

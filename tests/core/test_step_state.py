@@ -1,5 +1,6 @@
 """The step state: schedule, gate and losses as plain numbers."""
 
+import numpy as np
 import pytest
 
 import segue
@@ -9,6 +10,7 @@ from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance
 from segue.schedules import Constant, Hold, Linear
 from segue.sites import Site
+from tests.helpers.tiny import start
 
 HERE = Site("here")
 
@@ -98,3 +100,10 @@ def test_a_run_has_a_positive_number_of_steps(total):
         "  It is the number of optimizer steps of the run.\n"
         "  Hint: count them: epochs * len(loader) // accumulation."
     )
+
+
+def test_the_number_of_steps_may_be_a_number_of_numpy():
+    handover = start(total_steps=None)
+    handover.total_steps = np.int64(4)
+    assert handover.total_steps == 4
+    assert type(handover.total_steps) is int

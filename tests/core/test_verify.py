@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import segue
 from segue.core.verify import OptimizerWatch, _listening
-from segue.errors import HandoverError, VerificationError
+from segue.errors import HandoverError, PlanError, VerificationError
 from tests.helpers.tiny import SITES, Net, batch, constant, optimizer_for, same_state, start, train
 
 
@@ -274,3 +274,14 @@ def test_a_model_and_its_handover_are_freed_together():
     del handover
     gc.collect()
     assert [reference() for reference in references] == [None] * 4
+
+
+@pytest.mark.parametrize("given", [(), ((batch()[0],),), (batch(),)])
+def test_arguments_that_the_model_does_not_take_are_explained(given):
+    handover = start()
+    with pytest.raises(PlanError) as error:
+        handover.verify(*given)
+    wrong, found, hint = str(error.value).splitlines()
+    assert wrong == "the model cannot be called with the arguments of verify()."
+    assert found.startswith("  It raises ")
+    assert hint.startswith("  Hint: call it as the model: model(images) is handover.verify(images)")

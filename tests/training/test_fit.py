@@ -292,3 +292,9 @@ def test_a_plan_that_does_not_fit_leaves_the_model_as_it_was(tmp_path):
     assert same_state(model.state_dict(), before)
     assert not model.training
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("plan", [None, segue.Plan(sites=SITES)])
+def test_a_loss_without_a_gradient_is_explained(plan):
+    with pytest.raises(ConfigError, match=r"^the loss has no gradient.\n"):
+        fit(plan=plan, loss=lambda model, batch: model(batch[0]).mean().detach())

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from transformers import BatchEncoding
 
 from segue.core.blending import padding_mask
+from segue.errors import DataError
 from segue.training.tasks import Classification
 from tests.helpers.tiny import Net, batch
 
@@ -60,3 +61,8 @@ def test_only_a_two_dimensional_mask_is_a_padding_mask():
     assert padding_mask(batch()) is None
     assert padding_mask({"input_ids": torch.ones(2, 3)}) is None
     assert padding_mask({"attention_mask": torch.ones(2, 1, 3, 3)}) is None
+
+
+def test_a_tensor_is_no_batch_of_inputs_and_labels():
+    with pytest.raises(DataError, match=r"needs batches of inputs and labels.\n  A batch is a tensor of shape \(4, 8\)."):
+        Classification()(Net(), torch.zeros(4, 8))

@@ -27,8 +27,11 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout  # comes with torch; imported late, so that `import segue` stays quick
 
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        made = [place for place in (folder, *folder.parents) if not place.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a file, or no permission
+        raise _not_locked(folder, error) from None
     path, me = folder.resolve() / FILE, (os.getpid(), threading.get_ident())
     if _owners.get(path) == me:
         yield
@@ -46,9 +49,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
         print(printable(f"{folder}: waiting for {_holder(path)}"), file=sys.stderr, flush=True)
         lock.acquire()
     except OSError as error:
-        raise CheckpointError(
-            f"{folder} cannot be locked.", f"{error}.", f"make it writable, or give another folder; {FILE} may be deleted."
-        ) from None
+        raise _not_locked(folder, error) from None
     _owners[path] = me
     try:
         with suppress(OSError):  # a full disk: the lock holds without a name in it
@@ -73,6 +74,11 @@ def locked_on_rank_0(folder: Path | None, *, wait: bool = False) -> Iterator[Non
         if folder is not None:
             on_rank_0(lambda: stack.enter_context(locked(folder, wait=wait)), f"{folder} is not available.")
         yield
+
+
+def _not_locked(folder: Path, error: OSError) -> CheckpointError:
+    todo = f"make it writable, or give another folder; {FILE} may be deleted."
+    return CheckpointError(f"{folder} cannot be locked.", f"{error}.", todo)
 
 
 def _about_me() -> str:

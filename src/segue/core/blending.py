@@ -131,7 +131,7 @@ def call_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 @contextmanager
-def calling(what: str) -> Iterator[None]:
+def calling(what: str, hint: str | None = None) -> Iterator[None]:
     """Say which argument it was, where a model cannot be called with what a user gave for it."""
     try:
         yield
@@ -141,7 +141,7 @@ def calling(what: str) -> Iterator[None]:
         raise PlanError(
             f"the model cannot be called with the {what}.",
             f"It raises {type(error).__name__}: {error}",
-            "give it as the model is called: a tensor, a tuple of arguments or a dict of keyword arguments.",
+            hint or "give it as the model is called: a tensor, a tuple of arguments or a dict of keyword arguments.",
         ) from error
 
 

@@ -14,7 +14,7 @@ from segue.core.blending import call_arguments, calling, copy_caches, first_floa
 from segue.core.seam import Seam
 from segue.core.surgery import unreached
 from segue.core.tensor_files import sharded_like
-from segue.errors import PlanError, StudentError
+from segue.errors import DataError, PlanError, StudentError
 from segue.students.initialisation import LeastSquares, RegressionSums
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ def calibrate(
     """Fit every student's output projection on the stream of the original model."""
     maps = {name: method.projection(seam.student, seam.site) for name, seam in handover.seams.items()}
     listeners = [_Listener(seam, maps[name]) for name, seam in handover.seams.items()]
+    empty = True
     try:
         with torch.no_grad(), handover.as_teacher() as model, evaluating(model), plain_attention():
             for batch in batches:
+                empty = False
                 padding = mask(batch)
                 if not isinstance(padding, Tensor | None):
                     raise PlanError(
@@ -53,6 +55,8 @@ def calibrate(
     finally:
         for listener in listeners:
             listener.leave()
+    if empty:
+        raise DataError("there are no batches.", "The iterable yields nothing.", "give one that yields at least one batch.")
     for listener in listeners:
         if listener.sums is None:
             raise unreached(listener.seam.site.name)

@@ -117,7 +117,8 @@ class Handover(Copied):
     @total_steps.setter
     def total_steps(self, total: int) -> None:
         self._require_running("total_steps")
-        self._follow(step_state(self.plan, self.sites, self.steps_done, checked_total(total)))
+        total = checked_total(total)
+        self._follow(step_state(self.plan, self.sites, self.steps_done, total))
         self._total_steps = total
 
     @property

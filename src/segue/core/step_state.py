@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 
 from segue.errors import PlanError
 from segue.gates import Gate, Noise
@@ -62,13 +63,13 @@ def progress_at(step: int, total: int | None) -> float:
 
 def checked_total(total: int) -> int:
     """Refuse a run without a positive number of steps."""
-    if isinstance(total, bool) or not isinstance(total, int) or total < 1:
+    if isinstance(total, bool) or not isinstance(total, Integral) or total < 1:
         raise PlanError(
             f"total_steps must be a positive integer, got {total!r}.",
             "It is the number of optimizer steps of the run.",
             "count them: epochs * len(loader) // accumulation.",
         )
-    return total
+    return int(total)  # also of a number of NumPy
 
 
 def closed_in_graphs(closed: set[str], before: set[str], sites: int) -> set[str]:

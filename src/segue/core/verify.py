@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from segue.core.blending import blendable, tensors
+from segue.core.blending import blendable, calling, tensors
 from segue.core.seam import View, Watch
 from segue.core.surgery import in_place_of_seams
 from segue.core.tensor_files import fingerprint
@@ -65,7 +65,8 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
     model, seams = handover.model, handover.seams
     with isolated(handover):
         call = _Call(model, args, kwargs)
-        with handover.as_teacher():
+        as_called = "call it as the model: model(images) is handover.verify(images), model(**batch) handover.verify(**batch)."
+        with handover.as_teacher(), calling("arguments of verify()", as_called):
             teachers_view = call()
         with handover.as_student():
             students_view = call()

@@ -30,7 +30,7 @@ from segue.training.evaluation import Evaluator, MetricsLog, RunningMeans, evalu
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
 from segue.training.resume import Checkpoints, Interruption, settings_of
-from segue.training.tasks import LossFn, Scores, scalar
+from segue.training.tasks import LossFn, Scores, require_gradient, scalar
 from segue.training.undo import Undo, remove_released
 from segue.training.weights import FiniteWeights
 
@@ -238,6 +238,7 @@ class Loop:
                     loss = scalar(self.loss_fn(self.network, batch))
                     if self.handover is not None:
                         loss = loss + self.handover.aux_loss(padding_mask(batch))
+                require_gradient(loss)
                 share = weight / self.recipe.accumulate
                 self.accelerator.backward(loss * share)
             total += loss.detach().float() * share

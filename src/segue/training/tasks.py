@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from segue.border import Unit, checked
-from segue.errors import ConfigError
+from segue.errors import ConfigError, DataError
 
 LossFn: TypeAlias = Callable[[nn.Module, Any], Tensor]  # (model, batch) -> scalar
 Scores: TypeAlias = Callable[[nn.Module, Any], Mapping[str, Tensor]]  # (model, batch) -> one number per example, by name
@@ -23,6 +23,16 @@ def scalar(loss: object) -> Tensor:
     raise ConfigError(
         "loss_fn must return a scalar tensor.", f"It returns {found}.", "return the mean loss of the batch, with its gradient."
     )
+
+
+def require_gradient(loss: Tensor) -> None:
+    """Refuse a loss that nothing can learn from."""
+    if not loss.requires_grad:
+        raise ConfigError(
+            "the loss has no gradient.",
+            "Nothing that trains takes part in it.",
+            "compute it in loss_fn with the model that it gets, without detach() or torch.no_grad().",
+        )
 
 
 class Classification:
@@ -52,6 +62,12 @@ class Classification:
         if isinstance(batch, Mapping):
             inputs = {name: value for name, value in batch.items() if name != "labels"}
             output, labels = model(**inputs), batch["labels"]
+        elif isinstance(batch, Tensor):  # it would come apart into its rows
+            raise DataError(
+                "Classification needs batches of inputs and labels.",
+                f"A batch is a tensor of shape {tuple(batch.shape)}.",
+                'give (inputs, labels), a mapping with "labels", or a loss_fn(model, batch) of your own.',
+            )
         else:
             *inputs, labels = batch
             output = model(*inputs)
