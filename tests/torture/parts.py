@@ -48,7 +48,7 @@ PARTS = [
     ),
     Part(
         "wrong calls",
-        4,
+        2.5,
         "wrong_input:calls",
         "every public callable with one wrong argument: a list of values for every parameter, and values that hypothesis "
         "generates from the type hints.",

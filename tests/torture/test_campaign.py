@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tests.helpers.processes import FreshProcess
 from tests.torture import campaign, page
 from tests.torture.campaign import FOREIGN, HUNG, LOST, RIGHT, SILENT, Attempt, Bench, Outcome, Part, Record
+from tests.torture.kills import Work, kill_and_resume, undisturbed
 from tests.torture.parts import PARTS
+from tests.torture.watch import bomb, watched
 
 SEED = 0
-SECONDS = {"killed trainings": 5, "two processes": 4, "full disk": 3, "long runs": 1}
+SECONDS = {"killed trainings": 5, "two processes": 3, "wrong calls": 5, "damaged and forged checkpoints": 4}
 STARTS_PROCESSES = ("kills", "two_processes", "full_disk", "long_run")  # the others watch or change their own
 
 
@@ -25,15 +29,18 @@ def run_short(part: Part, place: Path, seconds: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("part", [part for part in PARTS if part.name in SECONDS], ids=lambda part: part.name)
-def test_nothing_breaks_in_a_short_campaign(part, tmp_path, record_property):
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_nothing_breaks_in_a_short_campaign(part, tmp_path):
+    seconds = SECONDS.get(part.name, 1)
     if part.entry.startswith(STARTS_PROCESSES):
-        run_short(part, tmp_path, SECONDS[part.name])
+        run_short(part, tmp_path, seconds)
     else:
-        FreshProcess(run_short, part, tmp_path, SECONDS[part.name], log=tmp_path / "log").check()
-    outcomes = Record(tmp_path / "record.jsonl").read()
-    assert outcomes
-    assert page.failures(outcomes) == []
+        FreshProcess(run_short, part, tmp_path, seconds, log=tmp_path / "log").check()
+    found = Record(tmp_path / "record.jsonl").read()
+    assert found
+    assert [outcome for outcome in found if outcome["verdict"] not in (RIGHT, FOREIGN)] == []
+    foreign = [outcome for outcome in found if outcome["verdict"] == FOREIGN]
+    assert len(foreign) <= max(1, 0.05 * len(found)), foreign  # few attempts: the campaign's 2 % would be none
 
 
 def part_of(*attempts: Attempt) -> Part:
@@ -114,6 +121,48 @@ def test_a_part_that_hangs_or_dies_loses_one_attempt_and_continues(tmp_path, mon
     campaign._supervise(part_of(), Bench("a part", place, 0, 60), record)
     assert [(found["case"], found["verdict"]) for found in record.read()] == [("crash", SILENT), ("hang", HUNG)]
     assert begun == [0, 5, 10]
+
+
+def append(folder: Path) -> None:
+    """Work that is no good at resuming: it adds what it has added before."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "file").open("a") as file:
+        file.write("x" * 100)
+    (folder / "done").touch()
+
+
+def compare(folder: Path, reference: Path) -> None:
+    assert (folder / "file").read_text() == (reference / "file").read_text()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("hows", "verdict"), [(("operation",), LOST), (("bytes",), LOST), (("SIGKILL",), RIGHT)])
+def test_a_kill_finds_what_does_not_resume(hows, verdict, tmp_path):
+    """It dies before it is done and after it has written; a signal comes before either, or after both."""
+    work, bench = Work("append", append, (), compare, 1, hows), Bench("a part", tmp_path, 0, 1)
+    _, facts = undisturbed(work, bench)
+    assert facts.operations == 3
+    assert facts.largest == 100
+    chance = mock.Mock(choice=lambda known: known[0], randrange=lambda most: most - 1, random=lambda: 0.7)
+    if hows == ("SIGKILL",):
+        chance.random = lambda: 100.0  # it ends before
+    found = kill_and_resume(work, bench, tmp_path / "run", 1, chance)
+    assert found.verdict == verdict, found
+
+
+def watch_a_bomb(folder: Path) -> None:
+    with watched(folder) as seen:
+        (folder / "inside").touch()
+        pickle.loads(bomb(folder / "executed"))
+        (folder.parent / "outside").touch()
+    assert (folder / "executed").is_dir()
+    assert [event.split()[0] for event in seen] == ["pickle.find_class", "open"], seen
+
+
+@pytest.mark.processes
+def test_what_is_executed_or_written_elsewhere_is_seen(tmp_path):
+    (tmp_path / "folder").mkdir()
+    FreshProcess(watch_a_bomb, tmp_path / "folder", log=tmp_path / "log").check()
 
 
 def outcomes(**verdicts: int) -> list[dict[str, str]]:
