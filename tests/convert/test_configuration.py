@@ -119,10 +119,28 @@ def test_the_original_is_held_to_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["3", "[]", '{"max_new_tokens": "x"}', "{", '{"eos_token_id": {"a": 1}}', '{"pad_token_id": Infinity}']
+    "content",
+    [
+        "3",
+        "[]",
+        '{"max_new_tokens": "x"}',
+        "{",
+        '{"eos_token_id": {"a": 1}}',
+        '{"pad_token_id": 1e400}',
+        f'{{"eos_token_id": {9**99}}}',
+    ],
 )
 def test_a_broken_generation_config_is_refused_in_words(content, copied):
     (copied / "generation_config.json").write_text(content)
     with pytest.raises((CheckpointError, ConfigError)) as caught:
+        segue.from_pretrained(copied, verify=False)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e400"])
+def test_a_record_has_finite_numbers_only(value, copied):
+    record = copied / "segue.json"
+    record.write_text(record.read_text().replace('"rms_norm_eps": 1e-06', f'"rms_norm_eps": {value}'))
+    with pytest.raises(CheckpointError, match="is no finite number") as caught:
         segue.from_pretrained(copied, verify=False)
     assert len(str(caught.value).splitlines()) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ FORMAT = 2
 WITHOUT_MANIFEST = 1  # of version 0.1.0: the record has hashes of weights and configuration, nothing covers the record itself
 IMAGE_SETTINGS = "preprocessor_config.json"
 GENERATION = "generation_config.json"
+LARGEST_ID = 2**31  # of tokens
 
 Kind = Literal["causal", "masked", "labels", "encoder"]
 
@@ -83,7 +85,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """Read the record of a converted model."""
     try:
         if (folder / RECORD).is_file():
-            record: Any = json.loads(files.content(folder / RECORD))
+            record: Any = _json(files.content(folder / RECORD))
             version = record.get("format") if isinstance(record, dict) else None
             if version not in (FORMAT, WITHOUT_MANIFEST):
                 found = f"{RECORD} has format {version!r}; this version of Segue reads {FORMAT} and {WITHOUT_MANIFEST}."
@@ -130,14 +132,25 @@ def _generation(kind: Any, path: Path) -> Any:
 
 
 def _generation_settings(path: Path) -> dict[str, Any]:
-    saved = json.loads(path.read_text(encoding="utf-8"))
+    saved = _json(files.content(path))
     if not isinstance(saved, dict):
         raise ValueError(f"{path.name} has no settings")
     for name, value in saved.items():
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        if name.endswith("_token_id") and not all(isinstance(each, int) for each in ids):
+        if name.endswith("_token_id") and not all(isinstance(each, int) and abs(each) < LARGEST_ID for each in ids):
             raise ValueError(f"{name} is {value!r:.30}")
     return saved
+
+
+def _json(text: bytes) -> Any:
+    """Read JSON as it is defined: Python's NaN and Infinity, and numbers too large for a float, are no part of it."""
+
+    def number(digits: str) -> float:
+        if not math.isfinite(value := float(digits)):
+            raise ValueError(f"{digits[:30]} is no finite number")
+        return value
+
+    return json.loads(text, parse_constant=number, parse_float=number)
 
 
 def _damaged(folder: Path, why: str) -> CheckpointError:
