@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
@@ -42,6 +43,18 @@ def stand_in(folder: Path) -> list[str]:
     return kernels.CALLS
 
 
+def seal(folder: Path) -> None:
+    """Write the hashes of what is there into the manifest, and its digest into the card: Segue's own refuses some files."""
+    from segue.convert import manifest
+
+    listed = json.loads((folder / manifest.FILE).read_text())
+    listed["files"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in listed["files"]}
+    content = json.dumps(listed).encode()
+    (folder / manifest.FILE).write_bytes(content)
+    line = manifest.line(hashlib.sha256(content).hexdigest()).removeprefix("- **Digest**: ")
+    (folder / manifest.CARD).write_text(manifest.SHOWN.sub(line, (folder / manifest.CARD).read_text()))
+
+
 def read(folder: Path) -> str:
     """Load the model, its tokenizer and its settings, and use them."""
     import torch
@@ -59,8 +72,6 @@ def read(folder: Path) -> str:
 
 def spoil(chance: random.Random, folder: Path) -> str:
     """Damage or forge a folder, and say how."""
-    from tests.convert.small_models import seal
-
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     kind = chance.choice(["damage", "damage", "record", "record", "file", "tensors", "code", "added"])
     if kind == "damage":
