@@ -125,6 +125,12 @@ def test_the_holder_enters_again_another_thread_does_not(tmp_path):
     enter_in_a_thread(tmp_path)
 
 
+def test_a_folder_that_cannot_be_locked_is_named(tmp_path):
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(CheckpointError, match="cannot be locked"), locked(tmp_path):
+        pass
+
+
 def test_folders_that_were_made_for_nothing_go_again(tmp_path):
     with locked(tmp_path / "a" / "b"):
         pass
