@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -208,7 +209,7 @@ def test_no_pickle_is_executed(tmp_path):
     for source in Path(segue.__file__).parent.rglob("*.py"):
         code = source.read_text()
         assert "torch.load(" not in code, source
-        assert "import pickle" not in code, source
+        assert not re.search(r"pickle\.load|Unpickler|from pickle import", code), source
 
 
 def test_other_mistakes_are_named(tmp_path):
