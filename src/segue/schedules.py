@@ -29,14 +29,7 @@ __all__ = [
     "is_hold",
 ]
 
-# (progress, where) -> alpha, the teacher's share
-Schedule: TypeAlias = Annotated[
-    Callable[[float, Site], float],
-    Rule(
-        "a function (progress, site) -> alpha",
-        hint="give segue.schedules.aggr20(), another schedule, or a function of your own.",
-    ),
-]
+Schedule: TypeAlias = Callable[[float, Site], float]  # (progress, where) -> alpha, the teacher's share
 
 
 @checked

@@ -55,3 +55,16 @@ def test_a_damaged_header_announces_nothing(content, says, tmp_path):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(OSError, match=says):
         tensor_files.announced_size(tmp_path / "file")
+
+
+def test_bits_are_compared_whatever_a_tensor_looks_like():
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    assert tensor_files.same_bits(z.conj(), z.conj().resolve_conj())
+    assert not tensor_files.same_bits(z.conj(), z)
+    assert tensor_files.same_bits(z.conj().imag, -z.imag)  # which has a bit for its sign
+    assert tensor_files.same_bits(torch.arange(6).reshape(2, 3).T, torch.tensor([[0, 3], [1, 4], [2, 5]]))
+    nan = torch.tensor([float("nan"), 0.0])
+    assert tensor_files.same_bits(nan, nan.clone())
+    assert not tensor_files.same_bits(nan, nan * torch.tensor([1.0, -1.0]))
+    assert not tensor_files.same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.int32))
+    assert not tensor_files.same_bits(torch.zeros(2), torch.zeros(1, 2))

@@ -148,6 +148,17 @@ def test_what_is_constant_is_not_written_when_a_step_is_skipped():
     assert model.mask._version == 0
 
 
+def test_conjugate_views_are_kept_and_compared():
+    model = nn.Identity()
+    model.register_buffer("roots", torch.tensor([1 + 2j, 3 - 4j]).conj())
+    buffers = StepBuffers([model])
+    buffers.keep()
+    buffers.keep()
+    model.roots.mul_(2)
+    buffers.restore()
+    assert model.roots.tolist() == [1 - 2j, 3 + 4j]
+
+
 def test_the_buffers_of_a_released_teacher_are_not_kept_alive():
     model = nn.Sequential(nn.BatchNorm1d(8), nn.BatchNorm1d(8))
     buffers = StepBuffers([model])

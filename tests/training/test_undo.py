@@ -1,6 +1,8 @@
 """A training that fails or is stopped: the model is as it was before, bit for bit."""
 
+import copy
 import gc
+import io
 import os
 import signal
 import weakref
@@ -232,3 +234,30 @@ def test_gradients_from_before_are_no_part_of_the_first_step():
     for model in (wanted, found):
         fit(model, steps=1)
     assert fingerprint(found) == fingerprint(wanted)
+
+
+def test_a_copy_that_is_made_while_fit_keeps_released_teachers_does_not_keep_them(tmp_path):
+    model, copies = Net(), []
+
+    def on_eval(metrics):
+        torch.save(model, file := io.BytesIO())
+        with pytest.warns(SegueWarning, match="does not follow it"):
+            copies.append((copy.deepcopy(model), file.getbuffer().nbytes))
+
+    plan = segue.Plan(sites=SITES, schedule=SOON, release=True)
+    fit(model, plan, steps=STEPS, folder=tmp_path, evaluations=[1, 5], on_eval=on_eval)
+    assert len(copies) == 4
+    assert copies[-1][1] < copies[0][1]  # its teachers are gone
+
+
+def test_the_error_of_a_training_is_shown_also_when_the_models_own_code_has_removed_a_module():
+    def loss(model, batch):
+        del model.spare
+        raise ValueError("the cause")
+
+    model = Net()
+    model.spare = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = model.head.weight.detach().clone()
+    with pytest.raises(ValueError, match="the cause"):
+        fit(model, loss=loss)
+    assert torch.equal(model.head.weight, before)

@@ -110,6 +110,22 @@ def test_a_buffer_that_training_breaks_is_named_and_one_that_was_infinite_is_not
         fit(model, HALF, steps=2)
 
 
+def test_a_mask_that_the_model_makes_while_it_trains_is_not_broken():
+    class Caching(Net):
+        def forward(self, x):
+            if not hasattr(self, "mask"):
+                self.register_buffer("mask", torch.full((5, 5), -math.inf).triu(1), persistent=False)
+            return super().forward(x)
+
+    assert fit(Caching(), steps=2).skipped == 0
+    model = Net()
+    weights = FiniteWeights(model, None, CPU)
+    with torch.no_grad():
+        model.head.bias.zero_()[0] = -math.inf  # like a mask, but it trains
+    with pytest.raises(TrainingError, match=r"'head.bias' is inf or NaN"):
+        weights.require(1, 2, None)
+
+
 @pytest.mark.parametrize("name", ["blocks.0.norm.bias", "unused"])
 def test_a_frozen_weight_that_was_broken_before_is_named_if_it_makes_every_step_skipped(name):
     model = Net()
@@ -150,7 +166,9 @@ def test_teachers_and_spans_have_their_original_and_finished_names():
         weights.require(1, 2, None)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64, torch.float8_e5m2])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64, torch.float8_e5m2, torch.float8_e4m3fnuz]
+)
 def test_every_kind_of_number_is_checked(dtype):
     numbers = [torch.ones(3, 2), torch.zeros(0), torch.tensor([1.0, math.nan]), torch.tensor(-math.inf), torch.full((2,), 3e38)]
     cast = [tensor.to(dtype) for tensor in numbers]

@@ -92,6 +92,14 @@ def fingerprint(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal bit for bit, also in NaN and in the sign of zero; sparse ones never are."""
+    if (a.shape, a.dtype) != (b.shape, b.dtype) or a.layout != torch.strided:
+        return False
+    plain = (local(x).resolve_conj().resolve_neg().reshape(-1).contiguous() for x in (a, b))
+    return torch.equal(*(x.view(torch.uint8) for x in plain))
+
+
 def full(tensor: Tensor) -> Tensor:
     """Return the full tensor where it may be sharded over ranks."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from segue.core.blending import blendable, calling, tensors
 from segue.core.seam import View, Watch
 from segue.core.surgery import in_place_of_seams
-from segue.core.tensor_files import fingerprint
+from segue.core.tensor_files import fingerprint, same_bits
 from segue.core.views import gradients, isolated
 from segue.errors import HandoverError, SegueWarning, VerificationError
 from segue.similarity import as_real
@@ -166,14 +166,7 @@ def _finite(x: Tensor) -> bool:
 def _differences(expected: list[Tensor], found: list[Tensor]) -> list[str]:
     if len(expected) != len(found):
         return [f"{len(found)} output tensors instead of {len(expected)}"]
-    return [f"output {i} differs" for i, (a, b) in enumerate(zip(expected, found, strict=True)) if not _same_bits(a, b)]
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    plain = (x.detach().resolve_conj().resolve_neg().reshape(-1).contiguous() for x in (a, b))
-    return torch.equal(*(x.view(torch.uint8) for x in plain))
+    return [f"output {i} differs" for i, (a, b) in enumerate(zip(expected, found, strict=True)) if not same_bits(a, b)]
 
 
 class OptimizerWatch:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from segue.core.tensor_files import local
+from segue.core.tensor_files import same_bits
 from segue.sites import is_seam
 
 
@@ -87,13 +87,6 @@ class StepBuffers:
             if changed:
                 return True
         return False
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of one kind are equal bit for bit, also in NaN and in the sign of zero."""
-    if a.shape != b.shape or a.layout != torch.strided:
-        return False
-    return torch.equal(*(local(x).reshape(-1).contiguous().view(torch.uint8) for x in (a, b)))
 
 
 def _version(tensor: Tensor) -> int:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from segue.core import tensor_files
 from segue.core.handover import Handover
+from segue.core.tensor_files import same_bits
 from segue.errors import SegueWarning
-from segue.training.buffers import same_bits
 
 PREFIX = ".released-"  # of the folders in which released teachers wait for the end of a training
 
@@ -89,9 +89,9 @@ class Original:
     @torch.no_grad()
     def restore(self) -> None:
         """Give everything back."""
-        modules = dict(self.model.named_modules())
-        for name, mode in self._modes.items():
-            modules[name].training = mode
+        modules = dict(self.model.named_modules())  # from which the model's own code may have removed some
+        for name in self._modes.keys() & modules.keys():
+            modules[name].training = self._modes[name]
         for name, parameter in self.model.named_parameters():
             if name not in self._flags:  # the model's own code has added it
                 continue
@@ -102,7 +102,8 @@ class Original:
                 parameter.copy_(self._values[name])
             parameter.requires_grad_(flag)
             parameter.grad = gradient
-        for name, buffers in self._buffers.items():
+        for name in self._buffers.keys() & modules.keys():
+            buffers = self._buffers[name]
             for key in [key for key in modules[name]._buffers if key not in buffers]:
                 delattr(modules[name], key)
             for key, kept in buffers.items():

@@ -17,24 +17,21 @@ from segue.training.distributed import Processes
 from segue.training.places import owner, plain_name
 from segue.training.trace import finite
 
-NARROW = {torch.float8_e4m3fn, torch.float8_e5m2}  # which have no norm
-
 
 class FiniteWeights:
     """The parameters and buffers of a training, which an optimizer step may make inf or NaN.
 
-    What does not train and is not finite to begin with may stay so: a mask of -inf always, another tensor only if it does no
-    harm, which shows by the first step that is not skipped.
+    What does not train is not broken if it is a mask, of zeros and -inf. Another tensor that is not finite to begin with may
+    stay so only if it does no harm, which shows by the first step that is not skipped.
     """
 
     def __init__(self, model: nn.Module, handover: Handover | None, processes: Processes) -> None:
         self.model, self.handover, self.processes = model, handover, processes
         self.before = {name for name in self._broken() if not _trains(model, name)}
-        self.masks = {name for name, tensor in self._named() if name in self.before and finite(tensor)}
 
     def require(self, done: int, total: int, checkpoint: Path | None, *, skipped: int = 0) -> None:
         """Raise if a parameter or buffer is inf or NaN, in all processes alike."""
-        harmless = self.masks if 0 < done == skipped else self.before
+        harmless = set() if 0 < done == skipped else self.before
         broken = [name for name in self._broken() if name not in harmless]
         if not broken:
             return
@@ -50,10 +47,13 @@ class FiniteWeights:
 
     @torch.no_grad()
     def _broken(self) -> list[str]:
-        """Return the names of what is not finite in any process, with one synchronisation for all of them."""
-        named = dict(self._named())
-        flags = self.processes.total(_not_finite([local(tensor) for tensor in named.values()], self.processes.device))
-        return [name for name, flag in zip(named, flags.tolist(), strict=True) if flag]
+        """Return the names of what is not finite in any process, with one synchronisation for all that is finite."""
+        named = {name: local(tensor) for name, tensor in self._named()}
+        flags = _not_finite(list(named.values()), self.processes.device).tolist()
+        trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        broken = {name: flag and (name in trained or not finite(named[name])) for name, flag in zip(named, flags, strict=True)}
+        anywhere = self.processes.total(torch.tensor(list(map(float, broken.values())))).tolist()
+        return [name for name, flag in zip(named, anywhere, strict=True) if flag]
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
         seams = {name for name, module in self.model.named_modules() if is_seam(module)}
@@ -74,7 +74,8 @@ def _not_finite(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     filled = [index for index, tensor in enumerate(tensors) if tensor.numel()]  # a rank may hold nothing of a sharded one
     flags = torch.zeros(len(tensors), device=device)
     if filled:
-        numbers = [tensors[index].float() if tensors[index].dtype in NARROW else tensors[index] for index in filled]
+        chosen = [tensors[index] for index in filled]
+        numbers = [tensor.float() if tensor.element_size() == 1 else tensor for tensor in chosen]  # float8 has no norm
         largest = torch._foreach_norm(numbers, float("inf"))
         flags[filled] = torch.stack([(~torch.isfinite(norm)).float().to(device) for norm in largest])
     return flags
