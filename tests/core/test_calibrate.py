@@ -132,6 +132,10 @@ def test_a_site_that_the_batches_never_reach_is_named():
     handover = segue.replace_(model, segue.Plan(sites="*", student=lambda t, s: nn.Linear(4, 4)), total_steps=2)
     with pytest.raises(HandoverError, match="does not call site '1'"):
         handover.calibrate([torch.ones(2, 4)], LeastSquares(output=""))
+    ignoring = segue.Plan(sites="*", student=lambda t, s: nn.Linear(4, 4), unreached="ignore")
+    handover = segue.replace_(PassesBy(nn.Linear(4, 4), nn.Linear(4, 4)), ignoring, total_steps=2)
+    with pytest.raises(HandoverError, match="the model does not call site '1'"):
+        handover.calibrate([torch.ones(2, 4)], LeastSquares(output=""))
 
 
 def test_the_batches_are_read_without_dropout_whatever_the_mode():
