@@ -259,3 +259,14 @@ def test_a_backbone_that_trains_along_resumes_from_the_same_original(tmp_path):
         other.head.bias.add_(1)
     with pytest.raises(CheckpointError, match="The weights around the sites differ"):
         segue.load_(other, tmp_path)
+
+
+def test_an_error_of_the_users_own_factory_is_not_blamed_on_the_checkpoint_alone(tmp_path):
+    def broken(teacher, site):
+        raise TypeError("a mistake of mine")
+
+    with pytest.warns(segue.SegueWarning, match="is your own"):
+        segue.save(start(segue.Plan(sites=SITES, student=low_rank), total_steps=5), tmp_path)
+    with pytest.raises(CheckpointError, match=r"TypeError: a mistake of mine.\n.*look at your own student, if") as caught:
+        segue.load_(Net(), tmp_path, student=broken)
+    assert isinstance(caught.value.__cause__, TypeError)

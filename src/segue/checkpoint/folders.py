@@ -15,7 +15,7 @@ import re
 import shlex
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,17 +77,21 @@ def read(folder: Path) -> Checkpoint:
 
 
 @contextmanager
-def understood(folder: Path) -> Iterator[None]:
-    """Refuse a checkpoint whose files have the right hashes and the wrong content: another program wrote them."""
+def understood(folder: Path, own: Iterable[str] = ()) -> Iterator[None]:
+    """Refuse a checkpoint whose files have the right hashes and the wrong content: another program wrote them.
+
+    Or a part of the plan that the user has given again is at fault (`own` names them).
+    """
     try:
         yield
     except SegueError:
         raise
     except Exception as error:
+        yours = f"look at your own {', '.join(own)}, if the error comes from there, or " if own else ""
         raise CheckpointError(
             f"the checkpoint {folder} cannot be understood.",
             f"{type(error).__name__}: {error}.",
-            "read it with the version that wrote it. Nothing was changed.",
+            f"{yours}read it with the version that wrote it. Nothing was changed.",
         ) from error
 
 

@@ -94,7 +94,7 @@ def load_(
         restore_handover_(target, saved, allow_changes, optimizer=optimizer, lr_scheduler=lr_scheduler)
         return target
     surgery.refuse_wrapped(target)
-    with folders.understood(saved.folder), restoring.undoing() as undo:
+    with folders.understood(saved.folder, given), restoring.undoing() as undo:
         restoring.keep_random_states(undo)  # a user's student may draw from any of them
         if saved.state["kind"] == "model":
             stored = {name.removeprefix("model/"): value for name, value in saved.tensors.items() if name.startswith("model/")}
