@@ -1,8 +1,8 @@
 """The border: what a user gives is compared with the type hints themselves, once, before anything is done.
 
 `@checked` on a function, a method or a class (above `@dataclass`) refuses an argument that its hint does not allow. True is
-no number and "no" is no bool; numbers are finite; numbers of NumPy become Python's own. `Annotated` adds a range. A user's
-function is welcome where the hint is a Callable. What runs at every step or forward is not decorated.
+no number and "no" is no bool; numbers are finite; numbers of NumPy and torch become Python's own. `Annotated` adds a range.
+A user's function is welcome where the hint is a Callable. What runs at every step or forward is not decorated.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _accept(hint: Any, value: Any, *at: str) -> Any:
         if not all(rule.holds(value) for rule in inside[1:] if isinstance(rule, Rule)):
             raise _MismatchError(value, *at)
         return value
-    if origin in (typing.Union, types.UnionType):
+    if _is_union(hint):
         return value if value is None and type(None) in inside else _accept_one(inside, value, *at)
     if origin in _ITERABLES:
         return _accept_items(origin, inside, value, *at)
@@ -154,13 +154,17 @@ def _accept(hint: Any, value: Any, *at: str) -> Any:
         return value
     if hint is Path and isinstance(value, str | os.PathLike):
         return Path(value)
+    if origin is Literal:
+        return _accept_choice(inside, value, *at)
+    if hint in (int, float, bool):
+        value = _plain(value)
     if hint is int and isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
     if hint is float and isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value):
-        keeps = isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST)
-        return value if keeps else float(value)  # a usual int stays one: files and hashes hold it
-    if hint is bool and (isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")):
-        return bool(value)
+        keeps = isinstance(value, int) and abs(value) <= LARGEST  # a usual int stays one: files and hashes hold it
+        return value if keeps else float(value)
+    if hint is bool and isinstance(value, bool):
+        return value
     if hint in (int, float, bool) or not _is_a(hint, origin, inside, value):
         raise _MismatchError(value, *at)
     if origin is collections.abc.Callable and isinstance(inside[0], list) and not _takes(value, len(inside[0])):
@@ -171,6 +175,25 @@ def _accept(hint: Any, value: Any, *at: str) -> Any:
 @cache
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return typing.get_origin(hint), typing.get_args(hint)
+
+
+def _is_union(hint: Any) -> bool:
+    return _parts(hint)[0] in (typing.Union, types.UnionType)
+
+
+def _plain(value: Any) -> Any:
+    """Return the number in a scalar of NumPy or a tensor without dimensions, unless a gradient would be lost."""
+    is_scalar = getattr(value, "ndim", None) == 0 and hasattr(value, "item") and not getattr(value, "requires_grad", False)
+    return value.item() if is_scalar and not getattr(value, "is_meta", False) else value
+
+
+def _accept_choice(choices: tuple[Any, ...], value: Any, *at: str) -> Any:
+    """Return the choice that a value equals; a string may be of a class of its own, such as NumPy's or an enumeration's."""
+    for choice in choices:
+        same_kind = isinstance(value, str) if isinstance(choice, str) else type(value) is type(choice)
+        if same_kind and value == choice:
+            return choice
+    raise _MismatchError(value, *at)
 
 
 def _is_finite(value: Any) -> bool:
@@ -194,10 +217,12 @@ def _accept_one(hints: tuple[Any, ...], value: Any, *at: str) -> Any:
 
 
 def _accept_items(origin: Any, inside: tuple[Any, ...], value: Any, *at: str) -> Any:
-    """Accept lists and tuples for each other; leave alone what can be read only once."""
+    """Accept lists and tuples for each other, and make a tuple of an array; leave alone what can be read only once."""
     if isinstance(value, str | bytes | collections.abc.Mapping) or not isinstance(value, collections.abc.Iterable):
         raise _MismatchError(value, *at)
     if origin is not collections.abc.Iterable and not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        raise _MismatchError(value, *at)
+    if getattr(value, "ndim", 1) == 0:  # an array without dimensions has no items
         raise _MismatchError(value, *at)
     fixed = origin is tuple and inside[-1:] != (...,)
     if fixed and len(value) != len(inside):  # type: ignore[arg-type]
@@ -206,7 +231,7 @@ def _accept_items(origin: Any, inside: tuple[Any, ...], value: Any, *at: str) ->
         return value
     found = list(value)
     items = [_accept(inside[i] if fixed else inside[0], item, *at, f"item {i}") for i, item in enumerate(found)]
-    if all(new is old for new, old in zip(items, found, strict=True)):
+    if isinstance(value, list | tuple) and all(new is old for new, old in zip(items, found, strict=True)):
         return value
     return items if isinstance(value, list) else tuple(items)
 
@@ -219,8 +244,10 @@ def _takes(value: Any, count: int) -> bool:
     """Tell whether a function or module can be called with so many arguments, where that can be known."""
     if not (inspect.isfunction(value) or _is_module(value)):
         return True
-    try:
-        signature = inspect.signature(value.forward if _is_module(value) else value)
+    called = value.forward if _is_module(value) else value
+    own = getattr(getattr(called, "__code__", None), "co_filename", None) == __file__  # a checked function
+    try:  # a decorator may give arguments of its own, so that what it wraps takes more than it does
+        signature = inspect.signature(called, follow_wrapped=own)
     except (TypeError, ValueError):
         return True
     try:
@@ -235,8 +262,6 @@ def _is_a(hint: Any, origin: Any, inside: tuple[Any, ...], value: Any) -> bool:
         return True
     if hint is None or hint is type(None):
         return value is None
-    if origin is Literal:
-        return any(type(value) is type(choice) and value == choice for choice in inside)
     if origin is type:
         return isinstance(value, type) and (inside[0] is Any or issubclass(value, inside[0]))
     if origin is collections.abc.Callable or hint is collections.abc.Callable:
@@ -253,8 +278,9 @@ def _refusal(error: type[SegueError], what: str, hint: Any, value: Any, mismatch
     wanted, part = _text(hint), mismatch.part
     found = f"It is {'a class' if isinstance(part, type) else f'of type {type(part).__name__}'}."
     choices = [choice for choice in _choices(hint) if isinstance(choice, str)]
-    rule = _rule(hint)
-    todo = rule.hint if rule is not None and rule.hint else f"give {wanted}."
+    parts = [one for one in typing.get_args(hint) if one is not type(None)] if _is_union(hint) else [hint]
+    rule = _rule(parts[0]) if len(parts) == 1 else None
+    todo = rule.hint if rule is not None and rule.hint else f"give {'something ' * (wanted in _ADJECTIVES)}{wanted}."
     if isinstance(part, int) and part > LARGEST:
         found = f"It is above {LARGEST:,}, the largest count."
     if isinstance(part, float) and LARGEST_FLOAT < part < math.inf:
@@ -275,7 +301,10 @@ def _refusal(error: type[SegueError], what: str, hint: Any, value: Any, mismatch
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        text = "\n"
     short = len(text) <= LONGEST and "\n" not in text
     return text if short else f"{_article(type(value).__name__)} {type(value).__name__}"
 
@@ -295,6 +324,9 @@ _NOUNS: dict[Any, tuple[str, str]] = {
 }
 
 
+_ADJECTIVES = ("callable", "iterable")
+
+
 def _text(hint: Any, *, many: bool = False) -> str:
     """Say what a hint allows; None goes without saying."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
@@ -306,7 +338,7 @@ def _text(hint: Any, *, many: bool = False) -> str:
         return _text(inside[0], many=many)
     if hint in _NOUNS:
         return _NOUNS[hint][many]
-    if origin in (typing.Union, types.UnionType):
+    if _is_union(hint):
         rest = [one for one in inside if one is not type(None)]
         if str in rest and any(typing.get_origin(one) is os.PathLike for one in rest):
             rest = [Path, *(one for one in rest if one is not str and typing.get_origin(one) is not os.PathLike)]
@@ -318,7 +350,10 @@ def _text(hint: Any, *, many: bool = False) -> str:
         return f"{len(inside)} items ({', '.join(_text(one) for one in inside)})"
     if origin in _ITERABLES:
         plain = inside[:1] in ((), (Any,)) or isinstance(inside[0], TypeVar)
-        return "iterable" if plain and origin is collections.abc.Iterable else f"a sequence of {_text(inside[0], many=True)}"
+        if plain and origin is collections.abc.Iterable:
+            return "iterable"
+        each = _rule(inside[0]) if inside else None
+        return f"a sequence of {_text(inside[0], many=True) if each is None else f'items, each {_text(inside[0])}'}"
     if origin in (dict, collections.abc.Mapping):
         return f"a mapping from {_text(inside[0], many=True)} to {_text(inside[1], many=True)}"
     if origin is type:
@@ -344,7 +379,7 @@ def _choices(hint: Any) -> Iterator[Any]:
     for inside in typing.get_args(hint):
         if typing.get_origin(hint) is Literal:
             yield inside
-        elif typing.get_origin(hint) in (Annotated, typing.Union, types.UnionType):
+        elif typing.get_origin(hint) is Annotated or _is_union(hint):
             yield from _choices(inside)
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from segue.border import PositiveFloat, checked
+from segue.border import PositiveFloat, Rule, checked
 
 STEP = 0.75  # of the trapezoid rule over a logistic variable; its error is below exp(-26)
 
@@ -36,7 +36,11 @@ class Noise:
         return min((bits + 0.5) * 2.0**-53, 1.0 - 2.0**-53)  # the largest bits + 0.5 rounds to 2**53
 
 
-Gate: TypeAlias = Callable[[float, Noise | None], float]  # (alpha, noise) -> the student's weight; None asks for its mean
+# (alpha, noise) -> the student's weight; None asks for its mean
+Gate: TypeAlias = Annotated[
+    Callable[[float, Noise | None], float],
+    Rule("a function (alpha, noise) -> weight", hint="give segue.gates.Blend(), another gate, or a function of your own."),
+]
 Outcomes: TypeAlias = tuple[tuple[float, float], ...]  # (weight, probability)
 
 

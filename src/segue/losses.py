@@ -34,7 +34,10 @@ __all__ = [
 ]
 
 # (teacher, student, padding mask) -> scalar, a mean over samples; four dimensions arrive as (batch, channels, height, width)
-PairLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+PairLoss: TypeAlias = Annotated[
+    Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    Rule("a function (teacher, student, mask) -> loss", hint="give segue.losses.FeatureGuidance(), or a function of your own."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

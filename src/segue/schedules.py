@@ -29,7 +29,14 @@ __all__ = [
     "is_hold",
 ]
 
-Schedule: TypeAlias = Callable[[float, Site], float]  # (progress, where) -> alpha, the teacher's share
+# (progress, where) -> alpha, the teacher's share
+Schedule: TypeAlias = Annotated[
+    Callable[[float, Site], float],
+    Rule(
+        "a function (progress, site) -> alpha",
+        hint="give segue.schedules.aggr20(), another schedule, or a function of your own.",
+    ),
+]
 
 
 @checked

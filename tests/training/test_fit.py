@@ -298,3 +298,10 @@ def test_a_plan_that_does_not_fit_leaves_the_model_as_it_was(tmp_path):
 def test_a_loss_without_a_gradient_is_explained(plan):
     with pytest.raises(ConfigError, match=r"^the loss has no gradient.\n"):
         fit(plan=plan, loss=lambda model, batch: model(batch[0]).mean().detach())
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.cross_entropy])
+def test_a_loss_of_torch_is_refused_because_it_takes_no_model(loss):
+    with pytest.raises(ConfigError, match=r"fit\(loss_fn=...\) must be a function \(model, batch\) -> loss, got") as error:
+        fit(loss=loss)
+    assert "Hint: give segue.Classification(), or for example lambda model, batch: " in str(error.value)

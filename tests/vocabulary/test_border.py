@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
+import functools
 import math
 import os
 import pickle
@@ -14,6 +16,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from segue.border import Count, Fraction, NotNegative, PositiveFloat, PositiveInt, Rule, Seed, Unit, at_least, checked
@@ -46,6 +49,8 @@ class Settings:
     pair: tuple[float, float] = (0.0, 1.0)
     table: Mapping[str, int] = dataclasses.field(default_factory=dict)
     own: Annotated[int | str, Rule("a thing of mine", lambda value: value != 3, hint="take another one.")] = 0
+    perhaps: Annotated[int, Rule("a thing of mine", lambda value: value != 3, hint="take another one.")] | None = None
+    counts: Sequence[Count] = ()
 
 
 @pytest.mark.parametrize(
@@ -89,6 +94,7 @@ class Settings:
         ("table", {"a": "b"}, "a mapping from strings to integers"),
         ("table", {3: 3}, "a mapping from strings to integers"),
         ("own", 3, "a thing of mine"),
+        ("counts", [-1], "a sequence of items, each an integer of at least 0"),
     ],
 )
 def test_what_a_hint_does_not_allow_is_refused(name, value, wanted):
@@ -110,6 +116,8 @@ def test_what_a_hint_does_not_allow_is_refused(name, value, wanted):
         ("names", ["a", 3], "  In it, item 1 is 3, of type int.\n  Hint: give a sequence of strings."),
         ("table", {"a": None}, "  In it, the value at 'a' is None, of type NoneType.\n  Hint: give a mapping from strings to"),
         ("own", 3, "  It is of type int.\n  Hint: take another one."),
+        ("perhaps", 3, "  It is of type int.\n  Hint: take another one."),
+        ("function", 3, "  It is of type int.\n  Hint: give something callable."),
     ],
 )
 def test_the_second_line_says_what_it_is_and_the_third_what_to_do(name, value, lines):
@@ -137,6 +145,61 @@ def test_numbers_of_numpy_become_pythons_own_and_strings_paths():
     made = Settings(steps=np.int64(3), number=np.float32(0.5), flag=np.True_, order=(np.int64(1),), path="a/b")
     assert (made.steps, made.number, made.flag, made.order, made.path) == (3, 0.5, True, (1,), Path("a/b"))
     assert [type(x) for x in (made.steps, made.number, made.flag, made.order[0])] == [int, float, bool, int]
+
+
+def test_scalars_of_torch_and_strings_of_other_classes_are_taken_too():
+    class Side(str, enum.Enum):
+        BACK = "back"
+
+    made = Settings(
+        steps=torch.tensor(3), number=np.array(0.5), rate=np.float64(2), flag=torch.tensor(True), pair=torch.ones(2)
+    )
+    assert (made.steps, made.number, made.rate, made.flag, made.pair) == (3, 0.5, 2.0, True, (1.0, 1.0))
+    assert [type(x) for x in (made.steps, made.number, made.rate, made.flag)] == [int, float, float, bool]
+    assert [type(Settings(choice=one).choice) for one in (Side.BACK, np.str_("back"))] == [str, str]
+    assert Settings(names=np.array(["a", "b"])).names == ("a", "b")
+
+
+@pytest.mark.parametrize("value", [nn.Parameter(torch.ones(())), torch.ones((), device="meta"), torch.tensor(1j)])
+def test_a_scalar_is_refused_where_its_gradient_or_a_part_of_it_would_be_lost(value):
+    with pytest.raises(PlanError, match="must be a finite number"):
+        Settings(number=value)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.0), np.array(1.0)])
+def test_a_scalar_is_no_sequence(value):
+    with pytest.raises(PlanError, match="must be 2 items"):
+        Settings(pair=value)
+
+
+def test_a_decorator_may_give_arguments_of_its_own():
+    def with_scale(function):
+        @functools.wraps(function)
+        def one_argument(x):
+            return function(2.0, x)
+
+        return one_argument
+
+    @with_scale
+    def scaled(scale, x):
+        return scale * x
+
+    @checked
+    def two(x: float, y: float) -> float:
+        return x + y
+
+    assert Settings(function=scaled).function is scaled
+    with pytest.raises(PlanError, match="It does not take 1 argument"):
+        Settings(function=two)
+
+
+def test_a_value_that_cannot_be_shown_is_named_by_its_type():
+    class Silent:
+        def __repr__(self):
+            raise RuntimeError
+
+    with pytest.raises(PlanError, match=r"must be a finite number, got a Silent\."):
+        Settings(number=Silent())
 
 
 def test_copies_are_made_and_changed_as_before():

@@ -8,10 +8,11 @@ A student factory is any function (teacher, site) -> module. The built-in ones a
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from torch import nn
 
+from segue.border import Rule
 from segue.sites import Site
 from segue.students.attention import mixers
 from segue.students.attention.fla import FlaLayer
@@ -38,7 +39,13 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the f
     def __getattr__(name: str) -> Any: ...
 
 
-StudentFactory: TypeAlias = Callable[[nn.Module, Site], nn.Module]  # (teacher, where) -> student
+# (teacher, where) -> student
+StudentFactory: TypeAlias = Annotated[
+    Callable[[nn.Module, Site], nn.Module],
+    Rule(
+        "a function (teacher, site) -> module", hint="give segue.students.Reinit(), another student, or a function of your own."
+    ),
+]
 
 __all__ = [
     "AttentionCall",

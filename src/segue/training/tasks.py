@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segue.border import Unit, checked
+from segue.border import Rule, Unit, checked
 from segue.errors import ConfigError, DataError
 
-LossFn: TypeAlias = Callable[[nn.Module, Any], Tensor]  # (model, batch) -> scalar
+TORCHS_OWN = ("torch.nn.modules.loss", "torch.nn.functional")  # take outputs and targets, not the model
+LossFn: TypeAlias = Annotated[  # (model, batch) -> scalar
+    Callable[[nn.Module, Any], Tensor],
+    Rule(
+        "a function (model, batch) -> loss",
+        lambda value: getattr(value, "__module__", None) not in TORCHS_OWN,
+        hint="give segue.Classification(), or for example lambda model, batch: F.mse_loss(model(batch[0]), batch[1]).",
+    ),
+]
 Scores: TypeAlias = Callable[[nn.Module, Any], Mapping[str, Tensor]]  # (model, batch) -> one number per example, by name
 
 
