@@ -36,7 +36,10 @@ class Span:
 
 Pattern: TypeAlias = str | type[nn.Module] | Callable[[str, nn.Module], bool] | Span
 SELECTOR = "a glob such as 'blocks.*.attn', a module type, a function (name, module) -> bool, a Span, or a list of these"
-Selector: TypeAlias = Annotated[Pattern | Sequence[Pattern], Rule("a selector of sites", hint=f"give {SELECTOR}.")]
+Selector: TypeAlias = Annotated[
+    Pattern | Sequence[Pattern],
+    Rule("a selector of sites", lambda value: not _has_module(value), hint=f"give {SELECTOR}."),
+]
 
 
 @checked
@@ -115,6 +118,11 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
         for i, (names, group) in enumerate(zip(found, members, strict=True))
     ]
     return [replace(site, count=len(result)) for site in result]
+
+
+def _has_module(value: object) -> bool:
+    """Tell whether a user gives modules themselves, which are callable, but no functions (name, module) -> bool."""
+    return any(isinstance(one, nn.Module) for one in (value if isinstance(value, list | tuple) else (value,)))
 
 
 def _decided(answer: object, name: str) -> bool:

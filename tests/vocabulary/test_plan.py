@@ -81,6 +81,10 @@ def test_a_plan_of_another_version_is_refused():
         ({"schedule": 0.5}, r"Plan\(schedule=...\) must be a function \(progress, site\) -> alpha, got 0.5."),
         ({"guidance": "dfg"}, r"Plan\(guidance=...\) must be a function \(teacher, student, mask\) -> loss, got 'dfg'."),
         ({"student": "Softmax"}, r"Plan\(student=...\) must be a function \(teacher, site\) -> module, got 'Softmax'."),
+        (
+            {"student": nn.Bilinear(2, 2, 2)},
+            r"Plan\(student=...\) must be a function \(teacher, site\) -> module, got a Bilinear.",
+        ),
         ({"gate": None}, r"Plan\(gate=...\) must be a function \(alpha, noise\) -> weight, got None."),
         ({"release": "no"}, r"Plan\(release=...\) must be True or False, got 'no'."),
         ({"teacher_gradient": 1}, r"Plan\(teacher_gradient=...\) must be True or False, got 1."),

@@ -103,3 +103,10 @@ def test_patterns_are_case_sensitive_and_whole():
     with pytest.raises(SiteError):
         segue.select(Net(), "blocks.*.attn.")
     assert names(Net(), SITES) == names(Net(), f"re:{SITES.replace('.', '[.]').replace('*', '[0-9]+')}")
+
+
+@pytest.mark.parametrize("sites", [nn.Bilinear(2, 2, 2), ["0", nn.Bilinear(2, 2, 2)], nn.Linear(2, 2)])
+def test_a_module_itself_selects_no_site(sites):
+    with pytest.raises(SiteError, match=r"select\(sites=...\) must be a selector of sites, got ") as error:
+        segue.select(nn.Sequential(nn.Linear(2, 2)), sites)
+    assert "Hint: give a glob such as 'blocks.*.attn'" in str(error.value)

@@ -43,7 +43,9 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the f
 StudentFactory: TypeAlias = Annotated[
     Callable[[nn.Module, Site], nn.Module],
     Rule(
-        "a function (teacher, site) -> module", hint="give segue.students.Reinit(), another student, or a function of your own."
+        "a function (teacher, site) -> module",
+        lambda value: not isinstance(value, nn.Module),  # one module cannot be at several sites
+        hint="give segue.students.Reinit(), another student, or a function of your own: lambda teacher, site: MyModule().",
     ),
 ]
 
