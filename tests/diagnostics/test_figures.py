@@ -9,7 +9,7 @@ from torch import nn
 
 import segue
 from segue.diagnostics import cost, curvature_bias, gate_gradient_variance, loss_path
-from segue.errors import MissingExtraError
+from segue.errors import ConfigError, MissingExtraError
 from segue.gates import Bernoulli, Blend
 from tests.diagnostics import reference
 from tests.helpers.tiny import SITES, Net
@@ -49,6 +49,12 @@ def test_a_figure_is_a_png_of_sensible_size_in_a_folder_that_need_not_exist(foun
 
 def test_a_path_may_be_a_string(found, tmp_path):
     assert size_of(found["path"].draw(str(tmp_path / "path.png")))
+
+
+def test_a_file_that_is_no_figure_is_refused(found, tmp_path):
+    with pytest.raises(ConfigError, match=r"no figure can be written as 'path.txt'"):
+        found["path"].draw(tmp_path / "new" / "path.txt")
+    assert not (tmp_path / "new").exists()
 
 
 def test_nothing_at_all_can_be_drawn_too(tmp_path):

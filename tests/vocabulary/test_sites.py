@@ -1,4 +1,6 @@
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import segue
@@ -110,3 +112,13 @@ def test_a_module_itself_selects_no_site(sites):
     with pytest.raises(SiteError, match=r"select\(sites=...\) must be a selector of sites, got ") as error:
         segue.select(nn.Sequential(nn.Linear(2, 2)), sites)
     assert "Hint: give a glob such as 'blocks.*.attn'" in str(error.value)
+
+
+@pytest.mark.parametrize("sites", [torch.tensor([]), torch.tensor(1.0), np.array("0"), np.array([])])
+def test_arrays_without_names_are_refused(sites):
+    with pytest.raises(SiteError):
+        segue.select(nn.Sequential(nn.Linear(2, 2)), sites)
+
+
+def test_an_array_of_names_is_a_list_of_names():
+    assert [site.name for site in segue.select(nn.Sequential(nn.ReLU(), nn.Tanh()), np.array(["1"]))] == ["1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from segue.errors import ConfigError
 from segue.reporting.palette import require_matplotlib
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ def _figure(panels: int) -> tuple[Any, Any]:
 
 
 def _written(figure: Any, path: Path) -> Path:
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in kinds:
+        raise ConfigError(
+            f"no figure can be written as {path.name!r}.", f"Matplotlib writes {', '.join(sorted(kinds))}.", "name a .png file."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)
     return path
