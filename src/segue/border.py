@@ -2,7 +2,7 @@
 
 `@checked` on a function, a method or a class (above `@dataclass`) refuses an argument that its hint does not allow. True is
 no number and "no" is no bool; numbers are finite; numbers of NumPy and torch become Python's own. `Annotated` adds a range.
-A user's function is welcome where the hint is a Callable. What runs at every step or forward is not decorated.
+A user's function is welcome where the hint is a Callable. What runs in the forward of a seam is not decorated.
 """
 
 from __future__ import annotations

@@ -136,10 +136,8 @@ class Seam(nn.Module):
         """
         before, state = self.state, dataclasses.replace(self.state, **changes)
         self.state = state
-        if (state.weight, state.mean) != (
-            before.weight,
-            before.mean,
-        ):  # autograd refuses a buffer written between forward and backward
+        # autograd refuses a buffer written between forward and backward
+        if (state.weight, state.mean) != (before.weight, before.mean):
             self._write_buffers()
         self.modes = _modes(state, state.weight, state.mean, compared=state.compared or self.teacher is None)
         weight = 1.0 if state.closed_in_graph else None

@@ -88,7 +88,7 @@ class Checkpoints:
         self.folder = folder
         self.place = Path() if folder is None else folder / "checkpoints"
         self.source = self.place if isinstance(resume, bool) else Path(resume)
-        self.allow_changes = (allow_changes,) if isinstance(allow_changes, str) else tuple(allow_changes)
+        self.allow_changes = tuple(allow_changes)
         self.every = every or max(1, total // CHECKPOINTS)
         there = folder is not None and folders.exist(self.place)
         self.exist = there or not isinstance(resume, bool)

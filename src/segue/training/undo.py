@@ -210,7 +210,7 @@ def _empty_like(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let a second Ctrl-C wait until the model is restored."""
+    """Ignore a second Ctrl-C until the model is restored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
