@@ -68,3 +68,9 @@ def test_bits_are_compared_whatever_a_tensor_looks_like():
     assert not tensor_files.same_bits(nan, nan * torch.tensor([1.0, -1.0]))
     assert not tensor_files.same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.int32))
     assert not tensor_files.same_bits(torch.zeros(2), torch.zeros(1, 2))
+
+
+def test_shown_bytes_outlive_the_tensor_they_are_shown_of():
+    shown = [tensor_files.memory(torch.full((1 << 16,), float(i))) for i in range(20)]  # nobody else holds these tensors
+    for i, content in enumerate(shown):
+        assert bytes(content) == bytes(torch.full((1 << 16,), float(i)).numpy().tobytes())

@@ -320,5 +320,5 @@ def test_an_installed_module_is_an_experiment_too(place, monkeypatch):
 def test_a_grid_that_cannot_begin_changes_nothing(settings, place, tmp_path):
     with pytest.raises(ConfigError) as caught:
         run_grid(Experiment(place), tmp_path / "out", **settings)
-    assert "engine" not in settings or "Nearest names: ray" in str(caught.value)
+    assert "engine" not in settings or "write 'ray'" in str(caught.value)
     assert not (tmp_path / "out").exists()

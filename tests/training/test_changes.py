@@ -193,3 +193,15 @@ def test_a_loader_that_does_not_repeat_its_order_is_noticed(tmp_path):
         train(tmp_path, change, loss=Stop("error", 7))
     with pytest.raises(CheckpointError, match="batches.first"):
         train(tmp_path, change)
+
+
+def test_a_changed_accumulation_keeps_the_place_in_the_data_at_every_later_resume(stopped, tmp_path):
+    change = CHANGES["recipe.accumulate"]
+    seen = {}
+    for name, stops in (("once", ()), ("twice", (8,))):
+        folder = copy_of(stopped, tmp_path / name)
+        for stop in stops:
+            with pytest.raises(RuntimeError, match="power"):
+                train(folder, change, loss=Stop("error", stop), allow_changes=("recipe.accumulate",))
+        seen[name] = train(folder, change, allow_changes=("recipe.accumulate",)).model.state_dict()
+    assert same_state(seen["once"], seen["twice"])

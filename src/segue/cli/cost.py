@@ -61,15 +61,15 @@ def show(
 def _counted(name: str, model: nn.Module, plan: Plan, inputs: Any, steps: int) -> Cost:
     try:
         return cost(model, plan, inputs, total_steps=steps)
-    except SegueError:
-        raise
-    except (TypeError, ValueError, RuntimeError) as error:
-        shapes = [tuple(x.shape) for x in tensors(inputs)]
+    except SegueError as error:
+        if (cause := error.__cause__) is None:
+            raise
+        shapes = [tuple(x.shape) for x in tensors(inputs)]  # the model's own error
         raise ConfigError(
             f"{name} cannot be called with zeros of the shapes {shapes}.",
-            f"It raises {type(error).__name__}: {str(error).splitlines()[0]}",
+            f"It raises {type(cause).__name__}: {str(cause).splitlines()[0]}",
             "give it a batch of your own in Python: segue.cost(model, plan, batch).",
-        ) from error
+        ) from cause
 
 
 def _plans(plan: str, sites: str | None, outline: nn.Module, name: str) -> dict[str, Plan]:

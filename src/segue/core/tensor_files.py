@@ -78,7 +78,11 @@ def announced_size(path: Path) -> int:
 
 def memory(tensor: Tensor) -> bytes | ctypes.Array[ctypes.c_char]:
     """Show the bytes of a contiguous tensor on the CPU without a copy."""
-    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
+    if not tensor.nbytes:
+        return b""
+    shown = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    shown.tensor = tensor  # type: ignore[attr-defined]  # stays as long as its bytes are shown
+    return shown
 
 
 def fingerprint(tensors: dict[str, Tensor]) -> str:

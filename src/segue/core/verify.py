@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from dataclasses import dataclass, field
@@ -185,13 +186,15 @@ class OptimizerWatch:
 
     def listen(self) -> None:
         """Listen to every optimizer step in the process, until `stop` or as long as this object lives."""
-        if not _hook:
-            _hook.append(register_optimizer_step_post_hook(_tell))
-        _listening.add(self)
+        with _lock:
+            if not _hook:
+                _hook.append(register_optimizer_step_post_hook(_tell))
+            _listening.add(self)
 
     def stop(self) -> None:
         """Listen no more."""
-        _listening.discard(self)
+        with _lock:
+            _listening.discard(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self.model, "students": self.students, "step": self.step, "listens": self in _listening}
@@ -231,8 +234,11 @@ class OptimizerWatch:
 # One hook for all: adding or removing hooks of torch's while it walks through them, as a garbage collection would, is an error.
 _hook: list[RemovableHandle] = []
 _listening: weakref.WeakSet[OptimizerWatch] = weakref.WeakSet()
+_lock = threading.RLock()
 
 
 def _tell(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for watch in list(_listening):
+    with _lock:  # another thread may begin or end a handover
+        watches = list(_listening)
+    for watch in watches:
         watch.stepped(optimizer)

@@ -269,7 +269,9 @@ class Loop:
     def state_dict(self) -> dict[str, Any]:
         """Return what a resume needs in addition to model and optimizer."""
         scaler = self.accelerator.scaler
+        usual = self.done * self.recipe.accumulate  # unless a resume was allowed to change it
         return {
+            **({} if self.stream.position == usual else {"batches": self.stream.position}),
             "total_steps": self.total,
             "settings": settings_of(self),
             "scaler": None if scaler is None else scaler.state_dict(),

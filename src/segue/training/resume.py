@@ -59,6 +59,7 @@ class Interruption:
         raise SystemExit(128 + number)
 
 
+MOST_ACCUMULATED = 1_000_000  # batches in a step, in a checkpoint that can be right
 FREE = ("steps", "epochs", "compile", "shard", "on_nan")  # of a recipe: the length is compared as total_steps
 
 
@@ -124,8 +125,7 @@ class Checkpoints:
         changes.require_known(self.allow_changes, [*now])
         first = {"batches.first": was.pop("batches.first")} if "batches.first" in was else {}
         self._require_same(was, now)
-        taken = checkpoint.step_of(saved) * was.get("recipe.accumulate", loop.recipe.accumulate)
-        loop.stream.skip(taken)  # before the random states are set
+        loop.stream.skip(self._batches_taken(saved, state, loop))  # before the random states are set
         self._require_same(first, settings_of(loop))
         parts: dict[str, Any] = {"optimizer": loop.raw_optimizer, "lr_scheduler": loop}
         allowed = [name.partition(".")[2] for name in now if changes.allows(self.allow_changes, name)]
@@ -136,6 +136,16 @@ class Checkpoints:
         else:
             loop.done = checkpoint.restore_training_(loop.model, saved, may, **parts)
         loop.checkpoint = saved.folder
+
+    @staticmethod
+    def _batches_taken(saved: folders.Checkpoint, state: dict[str, Any], loop: Loop) -> int:
+        """Return how many batches the saved run has read: an earlier resume may have changed how many are in a step."""
+        step = checkpoint.step_of(saved)
+        with folders.understood(saved.folder):
+            taken = state.get("batches", step * loop.recipe.accumulate)  # saved if it is another number
+            if isinstance(taken, bool) or not isinstance(taken, int) or not step <= taken <= step * MOST_ACCUMULATED:
+                raise ValueError(f"{taken!r:.20} batches in {step} steps")
+        return taken
 
     def _require_same(self, was: dict[str, Any], now: dict[str, Any]) -> None:
         """Compare in the process that wrote: with batches of their own, the others began with other ones."""
