@@ -90,14 +90,8 @@ class CkaGuidance(_Weighted):
         return 1 - similarity.linear_cka(teacher, student, mask)
 
 
-@checked
 @dataclass(frozen=True, kw_only=True)
-class OnTeacherStream:
-    """Compare with the teacher's own stream: its outputs in a full pass of the original model (FitNets).
-
-    Without this wrapper the teacher reads the student's input, which costs only the forward of the replaced modules.
-    """
-
+class _Wrapping:
     then: PairLoss = field(default_factory=FeatureGuidance)
 
     @property
@@ -108,20 +102,28 @@ class OnTeacherStream:
     def schedule(self) -> Schedule:
         return _schedule(self.then)
 
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class OnTeacherStream(_Wrapping):
+    """Compare with the teacher's own stream: its outputs in a full pass of the original model (FitNets).
+
+    Without this wrapper the teacher reads the student's input, which costs only the forward of the replaced modules.
+    """
+
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
         return self.then(teacher, student, mask)
 
 
 @checked
 @dataclass(frozen=True, kw_only=True)
-class FeatureAxis:
+class FeatureAxis(_Wrapping):
     """Say which axis of the outputs holds the features, instead of letting the layers at each site tell.
 
     The guidance inside gets the outputs with their features where it reads them.
     """
 
     axis: int = -1
-    then: PairLoss = field(default_factory=FeatureGuidance)
 
     def __post_init__(self) -> None:
         if isinstance(self.then, OnTeacherStream):
@@ -130,14 +132,6 @@ class FeatureAxis:
                 "The stream decides which outputs are compared, the axis how they are read.",
                 "write OnTeacherStream(then=FeatureAxis(axis=..., then=...)).",
             )
-
-    @property
-    def weight(self) -> float:
-        return _weight(self.then)
-
-    @property
-    def schedule(self) -> Schedule:
-        return _schedule(self.then)
 
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
         t, s = (similarity.move_features(output, self.axis) for output in (teacher, student))

@@ -14,7 +14,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import types
 import typing
 import warnings
@@ -31,6 +30,7 @@ from segue.core.handover import Handover
 from segue.errors import SegueError
 from tests.torture.public_names import parameters, public_callables
 from tests.torture.valid_calls import AT_THE_BORDER_ONLY, EXPECTED_FOREIGN, NOT_CALLED_BY_USERS, USES, VALID, VALID_AND_LONG
+from tests.torture.watch import HungError, within
 
 SECONDS = 20  # after which a call counts as hung
 REFUSED, ACCEPTED, NONSENSE, FOREIGN, CHANGED, HUNG = "refused", "accepted", "nonsense", "foreign", "changed", "hung"
@@ -132,7 +132,7 @@ def run(call: WrongCall, folder: Path) -> Verdict:
     arguments[call.parameter] = value
     hint = hints(target).get(call.parameter, Any)
     try:
-        with _within(SECONDS), warnings.catch_warnings(), _inside(folder):
+        with within(SECONDS), warnings.catch_warnings(), _inside(folder):
             warnings.simplefilter("ignore")
             made = target(*positional, **arguments)
             if isinstance(made, typing.ContextManager) and not isinstance(made, nn.Module):
@@ -140,7 +140,7 @@ def run(call: WrongCall, folder: Path) -> Verdict:
                     pass
             if call.name in USES:
                 USES[call.name](made, folder)
-    except _HungError:
+    except HungError:
         return Verdict(call, HUNG)
     except Exception as error:
         if [fingerprint(x) for x in models] != before:
@@ -232,24 +232,6 @@ def targets_once() -> dict[str, Callable[..., Any]]:
     if not _TARGETS:
         _TARGETS.update(targets())
     return _TARGETS
-
-
-class _HungError(BaseException):
-    """A call takes too long; no Exception, so that nothing on the way reads it as another fault."""
-
-
-@contextmanager
-def _within(seconds: int) -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise _HungError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from segue.lab import grid, presets, variants
 from segue.lab import run as lab_run
 from segue.lab.config import Run
 from tests.convert import small_models
+from tests.torture.watch import HungError, within
 from tests.torture.wrong_calls import (
     ACCEPTED,
     CHANGED,
@@ -40,9 +41,7 @@ from tests.torture.wrong_calls import (
     HUNG,
     NONSENSE,
     REFUSED,
-    _HungError,
     _inside,
-    _within,
     allows,
     hints,
 )
@@ -335,11 +334,11 @@ def run(call: WrongCommand, prepared: Path, folder: Path) -> Verdict:
     argv = mock.patch.object(sys, "argv", ["segue", *call.arguments])
     code: Any = 0
     try:
-        with _within(SECONDS), _inside(here), started, argv, warnings.catch_warnings():
+        with within(SECONDS), _inside(here), started, argv, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with redirect_stdout(out), redirect_stderr(error):
                 main()
-    except _HungError:
+    except HungError:
         return Verdict(call, HUNG)
     except _StartsWorkError:
         code = 0
@@ -348,7 +347,7 @@ def run(call: WrongCommand, prepared: Path, folder: Path) -> Verdict:
     except BaseException as unexpected:
         return Verdict(call, FOREIGN, f"{type(unexpected).__name__}: {unexpected}"[:200])
     said = error.getvalue()
-    if "_HungError" in said:  # `main` shows it as any mistake
+    if "HungError" in said:  # `main` shows it as any mistake
         return Verdict(call, HUNG)
     if "Traceback" in said:
         return Verdict(call, FOREIGN, said.strip().splitlines()[-1][:200])
