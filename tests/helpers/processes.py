@@ -40,6 +40,11 @@ class FreshProcess:
         return self.process.pid
 
     @property
+    def entered(self) -> bool:
+        """Whether its own code runs already, and not only what starts a process."""
+        return self.log.exists()
+
+    @property
     def error(self) -> str:
         """The traceback of what ended the process."""
         return self.log.read_text() if self.log.exists() else ""
@@ -102,6 +107,7 @@ def _enter(target: Callable[..., Any], args: tuple[Any, ...], log: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     try:
+        Path(log).touch()  # from here on, whatever ends the process is written there
         target(*args)
     except BaseException:
         Path(log).write_text(traceback.format_exc())

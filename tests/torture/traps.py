@@ -62,6 +62,8 @@ def begin(target: Callable[..., Any], folder: Path, *args: Any, trap: Trap | Non
 def finish(process: FreshProcess, trap: Trap | None, limit: float) -> int | None:
     """Send the signal of a trap, wait, and return the exit code; None if it does not end."""
     if trap is not None and trap.how in (*SIGNALS, WORKER):
+        while not process.entered and process.process.exitcode is None:
+            time.sleep(0.001)  # a signal before that meets Python's own start, which says nothing
         process.process.join(timeout=trap.number)
         with suppress(ProcessLookupError, psutil.Error):
             if trap.how == WORKER:
