@@ -74,3 +74,9 @@ def test_shown_bytes_outlive_the_tensor_they_are_shown_of():
     shown = [tensor_files.memory(torch.full((1 << 16,), float(i))) for i in range(20)]  # nobody else holds these tensors
     for i, content in enumerate(shown):
         assert bytes(content) == bytes(torch.full((1 << 16,), float(i)).numpy().tobytes())
+
+
+def test_bits_of_every_second_number_are_compared():
+    x = torch.arange(6.0)
+    assert tensor_files.same_bits(x[::2], x[::2].clone())
+    assert not tensor_files.same_bits(x[::2], x[1::2])

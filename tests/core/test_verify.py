@@ -285,3 +285,16 @@ def test_arguments_that_the_model_does_not_take_are_explained(given):
     assert wrong == "the model cannot be called with the arguments of verify()."
     assert found.startswith("  It raises ")
     assert hint.startswith("  Hint: call it as the model: model(images) is handover.verify(images)")
+
+
+def test_a_handover_may_begin_while_others_are_told_of_a_step():
+    class Beginning(OptimizerWatch):
+        def stepped(self, optimizer):
+            begun.append(start())
+
+    begun, handover = [], start()
+    watch = Beginning(handover.model, [])
+    watch.listen()
+    optimizer_for(handover).step()
+    watch.stop()
+    assert len(begun) == 1

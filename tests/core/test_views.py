@@ -3,6 +3,8 @@
 import copy
 import random
 import threading
+from contextlib import nullcontext
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import segue
-from segue.core.views import ISOLATED
+from segue.core.views import ISOLATED, eager_mode
 from segue.diagnostics import Recorder, curvature_bias, gate_gradient_variance, loss_path
 from segue.errors import HandoverError
 from segue.gates import Bernoulli, GumbelSoftmax
@@ -423,3 +425,8 @@ def test_threads_that_show_no_view_may_share_a_model():
     expected = handover.model(x)
     waits = [in_thread(lambda: [handover.model(x) for _ in range(5)]) for _ in range(4)]
     assert all(same_bits(output, expected) for wait in waits for output in wait())
+
+
+def test_views_leave_compiled_code_out_once_there_can_be_any():
+    import_module("torch._dynamo")
+    assert not isinstance(eager_mode(), nullcontext)
