@@ -94,7 +94,9 @@ def spoil(chance: random.Random, folder: Path) -> str:
         content, how = forge_tensors(chance, (folder / "model.safetensors").read_bytes())
         (folder / "model.safetensors").write_bytes(content)
     else:
-        name = chance.choice(["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
+        name = chance.choice(
+            ["config.json", "generation_config.json", "tokenizer_config.json"]
+        )  # another tokenizer.json is one
         text, how = forge(chance, json.loads((folder / name).read_text()), [])
         (folder / name).write_text(text)
         how = f"{name}: {how}"

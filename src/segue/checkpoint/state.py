@@ -134,6 +134,8 @@ def _replace_as_saved_(model: nn.Module, plan: Plan, saved: Checkpoint, undo: Un
         assert dtype is not None  # otherwise the two would be equal
         precision.cast_(model, dtype, undo)
     _check_hashes(precision.teacher_hashes(model, sites), record["teachers"])
+    if record["total_steps"] is None and record["step"] > 0:
+        raise ValueError(f"step {record['step']} of a run without a length")
     handover = replace_(model, plan, total_steps=record["total_steps"])
     undo.append(handover.cancel_)
     if dtype is not None and dtype != precision.dtype_of(_handover_tensors(handover)):

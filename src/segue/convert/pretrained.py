@@ -27,6 +27,7 @@ FORMAT = 2
 WITHOUT_MANIFEST = 1  # of version 0.1.0: the record has hashes of weights and configuration, nothing covers the record itself
 IMAGE_SETTINGS = "preprocessor_config.json"
 GENERATION = "generation_config.json"
+FLAGS = ("use_cache", "do_sample", "return_dict_in_generate", "renormalize_logits", "remove_invalid_values")  # of generation
 LARGEST_ID = 2**31  # of tokens
 
 Kind = Literal["causal", "masked", "labels", "encoder"]
@@ -139,6 +140,8 @@ def _generation_settings(path: Path) -> dict[str, Any]:
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if name.endswith("_token_id") and not all(isinstance(each, int) and abs(each) < LARGEST_ID for each in ids):
             raise ValueError(f"{name} is {value!r:.30}")
+        if (name.startswith("output_") or name in FLAGS) and not (value is None or isinstance(value, bool)):
+            raise ValueError(f"{name} is {value!r:.30}, not true or false")
     return saved
 
 
