@@ -226,6 +226,7 @@ PARTS = ("optimizer", "scheduler", "moments", "a weight is gone")  # a plain mod
 CASES = [
     *(("training", name, change) for name, change in TRAINING.items()),
     *(("handover", name, change) for name, change in HANDOVER.items()),
+    ("plain", "a step without a length", set_at("segue", "total_steps", value=None)),
     *(("plain", name, change) for name, change in HANDOVER.items() if not any(part in name for part in PARTS)),
 ]
 

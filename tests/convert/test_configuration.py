@@ -126,6 +126,8 @@ def test_the_original_is_held_to_the_same(tmp_path):
         '{"max_new_tokens": "x"}',
         "{",
         '{"eos_token_id": {"a": 1}}',
+        '{"use_cache": []}',
+        '{"output_hidden_states": "no"}',
         '{"pad_token_id": 1e400}',
         f'{{"eos_token_id": {9**99}}}',
     ],
