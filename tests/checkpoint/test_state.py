@@ -1,3 +1,4 @@
+import copy
 import json
 import os
 import re
@@ -270,3 +271,11 @@ def test_an_error_of_the_users_own_factory_is_not_blamed_on_the_checkpoint_alone
     with pytest.raises(CheckpointError, match=r"TypeError: a mistake of mine.\n.*look at your own student, if") as caught:
         segue.load_(Net(), tmp_path, student=broken)
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_handover_whose_length_is_not_known_yet_is_rebuilt(tmp_path):
+    torch.manual_seed(0)
+    model = Net()
+    original = copy.deepcopy(model)
+    segue.save(segue.replace_(model, segue.Plan(sites=SITES)), tmp_path)
+    assert segue.load_(original, tmp_path).total_steps is None
