@@ -74,6 +74,12 @@ def test_a_dataset_by_its_id_comes_from_the_cache_without_a_network(tmp_path, mo
     assert data.read_texts("someone/sayings").texts == SENTENCES
 
 
+def test_a_folder_of_too_many_files_is_refused_before_they_are_read(tables, monkeypatch):
+    monkeypatch.setattr(data, "MOST_FILES", 1)
+    with pytest.raises(DataError, match="The folder has more than 1 files"):
+        data.read_texts(str(tables))
+
+
 def test_a_folder_of_text_files_is_read_in_order(tables):
     assert data.read_texts(str(tables / "folder")).texts == ["first", "second"]
 

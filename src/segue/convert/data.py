@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from segue.training.batches import Batches, InOrder
 
 MAX_HELD_OUT = 256  # examples: enough to tell models apart, few enough for frequent evaluations
 HIDDEN_FRACTION = 0.15  # of the tokens that a masked language model has to predict
+MOST_FILES = 100_000  # below a folder of texts
 SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
 TEXT = ("text", "sentence", "content")  # usual names of columns, the first that exists is taken
 LABEL = ("label", "labels")
@@ -80,13 +82,22 @@ def read_texts(
         rows = _of_file(fault, path)
     elif (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
         rows = _training_rows(optional("datasets", "hf", fault).load_from_disk(str(path)))
-    elif path.is_dir() and (files := sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)):
-        rows = (row for file in files for row in _of_file(fault, file))
     elif path.is_dir():
-        raise DataError(fault, "The folder has no file of a known type.", f"known types are {', '.join(SUFFIXES)}.")
+        rows = (row for file in _files_in(fault, path) for row in _of_file(fault, file))
     else:
         rows = _of_dataset(fault, data, download)
     return _columns(fault, rows, text, label, names or {})
+
+
+def _files_in(fault: str, folder: Path) -> list[Path]:
+    """Find the files of known types below a folder; a whole disk is not a folder of texts."""
+    inside = list(islice(folder.rglob("*"), MOST_FILES + 1))
+    if len(inside) > MOST_FILES:
+        raise DataError(fault, f"The folder has more than {MOST_FILES:,} files.", "give the folder with the texts alone.")
+    files = sorted(file for file in inside if file.suffix.lower() in SUFFIXES)
+    if not files:
+        raise DataError(fault, "The folder has no file of a known type.", f"known types are {', '.join(SUFFIXES)}.")
+    return files
 
 
 def require_positions(base: Base, tokens: int) -> None:
