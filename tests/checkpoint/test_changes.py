@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import segue
+from segue.checkpoint import changes
 from segue.errors import CheckpointError, ConfigError
 from segue.gates import Bernoulli
 from segue.losses import CosineGuidance, FeatureGuidance
@@ -166,3 +167,11 @@ def test_what_a_scheduler_moves_is_the_schedulers(tmp_path):
         again, tmp_path, optimizer=fresh, lr_scheduler=torch.optim.lr_scheduler.OneCycleLR(fresh, max_lr=0.1, total_steps=10)
     )
     assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+def test_how_an_optimizer_computes_is_never_taken_from_a_file():
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], foreach=False)
+    saved = optimizer.state_dict()["param_groups"]
+    saved[0] |= {"foreach": 10**39, "fused": "x"}
+    changes.keep_allowed(saved, optimizer, ())
+    assert (saved[0]["foreach"], saved[0]["fused"]) == (False, None)

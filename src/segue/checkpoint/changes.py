@@ -12,7 +12,8 @@ from segue.errors import CheckpointError, ConfigError, SegueError, nearest
 from segue.plan import decode, encode
 
 PLAN_FREE = ("format", "release", "unreached")  # of a plan: they do not change what is learned
-OPTIMIZER_FREE = ("params", "param_names", "foreach", "fused", "capturable", "differentiable", "initial_lr")
+COMPUTED = ("foreach", "fused", "capturable", "differentiable")  # how an optimizer computes here: never taken from a file
+OPTIMIZER_FREE = ("params", "param_names", "initial_lr", *COMPUTED)
 SCHEDULED = ("lr", "betas", "momentum", "max_lr", "min_lr", "max_momentum", "base_momentum")  # by torch's schedulers
 LONGEST = 80  # characters of a value in an error
 
@@ -37,7 +38,7 @@ def _plain(option: Any) -> Any:
 def keep_allowed(saved: list[dict[str, Any]], optimizer: Optimizer, allow_changes: Collection[str]) -> None:
     """Let the options of an optimizer that may change replace the saved ones."""
     for group, now in zip(saved, optimizer.param_groups, strict=True):
-        may = [name for name in now if name != "params" and allows(allow_changes, f"optimizer.{name}")]
+        may = [name for name in now if name in COMPUTED or (name != "params" and allows(allow_changes, f"optimizer.{name}"))]
         group.update({name: now[name] for name in may})
 
 
