@@ -26,6 +26,7 @@ ARITHMETIC = {
 SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 COPIES = {"detach", "clone", "contiguous", "float", "cpu", "eval", "copy", "flatten", "resolve", "strip"}  # x.f() becomes x
 WRAPPERS = {"detached", "deepcopy", "sorted", "reversed", "full", "list", "tuple", "set", "dict", "float", "int", "bool", "abs"}
+LOOSE = (ast.NamedExpr, ast.BoolOp, ast.IfExp, ast.Lambda, ast.Compare)  # need parentheses beside an operator
 TEXTS = {"__repr__", "__str__", "extra_repr"}  # methods that only write text
 CONTEXT = 24  # characters of a statement that are shown around its change
 
@@ -125,6 +126,10 @@ class _Text:
     def of(self, node: ast.expr) -> str:
         start, end = self.span(node)
         return self.bytes[start:end].decode()
+
+    def operand(self, node: ast.expr) -> str:
+        """Return a part of an expression with the parentheses that `ast` leaves out."""
+        return f"({self.of(node)})" if isinstance(node, LOOSE) else self.of(node)
 
 
 def _around(statement: bytes, start: int, end: int, new: bytes) -> tuple[str, str]:
@@ -239,7 +244,7 @@ def _in_expression(node: ast.expr, text: _Text) -> Iterator[tuple[ast.expr | ast
 def _of_expression(node: ast.expr, text: _Text) -> Iterator[tuple[ast.expr, str]]:
     match node:
         case ast.Compare(left=left, ops=ops, comparators=right):
-            sides = [text.of(side) for side in (left, *right)]
+            sides = [text.operand(side) for side in (left, *right)]
             signs = [SIGNS[type(op)] for op in ops]
             for i, sign in enumerate(signs):
                 changed = [*signs[:i], OTHER_SIGN[sign], *signs[i + 1 :]]
@@ -269,9 +274,9 @@ def _of_expression(node: ast.expr, text: _Text) -> Iterator[tuple[ast.expr, str]
             yield node, f"({text.of(value)})"
         case ast.Subscript(value=value, slice=ast.Slice(lower=lower, upper=upper, step=None)):
             if lower is not None:
-                yield node, f"{text.of(value)}[:{text.of(upper) if upper else ''}]"
+                yield node, f"{text.operand(value)}[:{text.of(upper) if upper else ''}]"
             if upper is not None:
-                yield node, f"{text.of(value)}[{text.of(lower) if lower else ''}:]"
+                yield node, f"{text.operand(value)}[{text.of(lower) if lower else ''}:]"
 
 
 def _is_text(node: ast.expr) -> bool:
