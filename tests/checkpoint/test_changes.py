@@ -1,6 +1,7 @@
 """A handover resumes with the plan, the length and the optimizer of its checkpoint, or is told what differs."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -171,7 +172,25 @@ def test_what_a_scheduler_moves_is_the_schedulers(tmp_path):
 
 def test_how_an_optimizer_computes_is_never_taken_from_a_file():
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], foreach=False)
-    saved = optimizer.state_dict()["param_groups"]
-    saved[0] |= {"foreach": 10**39, "fused": "x"}
-    changes.keep_allowed(saved, optimizer, ())
-    assert (saved[0]["foreach"], saved[0]["fused"]) == (False, None)
+    own, saved = optimizer.state_dict()["param_groups"], optimizer.state_dict()["param_groups"]
+    saved[0] |= {"foreach": 10**39, "fused": "x", "no such option": 3}
+    assert changes.taken_options(saved, own, ()) == own
+
+
+def scheduled(**settings: object) -> dict[str, Any]:
+    handover = segue.replace_(Net().train(), PLAN, total_steps=10)
+    optimizer = optimizer_for(handover)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, **{"step_size": 2, **settings})
+    return {"target": handover, "optimizer": optimizer, "lr_scheduler": scheduler}
+
+
+def test_another_setting_of_torchs_scheduler_is_refused_unless_it_is_allowed(tmp_path):
+    first = scheduled()
+    train(first["target"], first["optimizer"], 1)
+    first["lr_scheduler"].step()
+    segue.save(first.pop("target"), tmp_path, **first)
+    other = scheduled(gamma=0.3)
+    with pytest.raises(CheckpointError, match=r"Saved -> given: lr_scheduler.gamma: 0.1 -> 0.3.\n.*allow_changes=\('lr_s"):
+        segue.load_(folder=tmp_path, **other)
+    segue.load_(folder=tmp_path, allow_changes=("lr_scheduler.gamma",), **other)
+    assert (other["lr_scheduler"].gamma, other["lr_scheduler"].last_epoch) == (0.3, 1)

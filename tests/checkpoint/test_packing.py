@@ -18,7 +18,7 @@ def test_a_tree_comes_back_with_its_tensors_and_types():
     bag = packing.TensorBag({})
     written = json.loads(json.dumps(bag.pack(tree, "optimizer")))
     assert list(bag.tensors) == ["optimizer/0/step"]
-    back = bag.unpack(written)
+    back = bag.unpack(written, "optimizer")
     assert torch.equal(back[0].pop("step"), tree[0].pop("step"))
     assert back == tree
 
@@ -26,7 +26,21 @@ def test_a_tree_comes_back_with_its_tensors_and_types():
 @pytest.mark.parametrize("data", [{"set": [1]}, {"dict": [["a", {"lists": []}]]}])
 def test_a_part_of_an_unknown_kind_is_damage(data):
     with pytest.raises(ValueError, match="unknown kind '(set|lists)'"):
-        packing.TensorBag({}).unpack(data)
+        packing.TensorBag({}).unpack(data, "optimizer")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"dict": [["b", {"tensor": "a/b"}]]}, "a/c is in no place"),
+        ({"dict": [["b", {"tensor": "a/c"}], ["c", {"tensor": "a/b"}]]}, "'a/c' at the place of the tensor a/b"),
+        ({"dict": [["b", {"tensor": "a/b"}], ["c", {"tensor": "a/c"}], [1, 2], [True, 2]]}, "the same name twice"),
+        ({"list": {"b": 1}}, "a has a list of {'b': 1}"),
+    ],
+)
+def test_every_tensor_is_at_the_place_that_its_name_says(data, says):
+    with pytest.raises(ValueError, match=says):
+        packing.TensorBag({"a/b": torch.ones(2), "a/c": torch.ones(2), "ab": torch.ones(2)}).unpack(data, "a")
 
 
 def test_an_optimizer_state_that_is_no_plain_data_is_refused(tmp_path):

@@ -15,6 +15,7 @@ from torch import nn
 import segue
 from segue.checkpoint import folders
 from segue.checkpoint import state as checkpoint
+from segue.checkpoint.optimizers import fitting
 from segue.core import randomness, tensor_files
 from segue.errors import CheckpointError, PlanError, SegueError
 from tests.helpers.tiny import SITES, Net, optimizer_for, train
@@ -119,7 +120,7 @@ def forge(place: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any]) 
     tensor_files.write(place / "tensors.safetensors", tensors)
     manifest = json.dumps({"files": {name: folders.hash_file(place / name) for name in folders.FILES}}).encode()
     (place / "manifest.json").write_bytes(manifest)
-    return place.rename(place.with_name(f"00000003-{folders.hashlib.sha256(manifest).hexdigest()[:16]}"))
+    return place.rename(place.with_name(f"{place.name.partition('-')[0]}-{folders.hashlib.sha256(manifest).hexdigest()[:16]}"))
 
 
 def set_at(*path: Any, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
@@ -410,3 +411,40 @@ def test_an_optimizer_with_other_parameters_is_refused(build, says, version, tmp
     assert second.steps_done == 0
     segue.load_(second, place, optimizer=optimizer_for(second))
     assert second.steps_done == 2
+
+
+class ScheduleFree(torch.optim.SGD):
+    """Keep progress in the groups, as schedule-free optimizers and Prodigy do."""
+
+    def __init__(self, params, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+        for group in self.param_groups:
+            group.update(k=0, weight_sum=0.0)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] += 1
+            group["weight_sum"] += 0.5
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("forged", [None, 1.5, float("nan"), "x"])
+def test_progress_that_an_optimizer_keeps_in_its_groups_is_restored(forged) -> None:
+    optimizer, again = (ScheduleFree([nn.Parameter(torch.ones(3))]) for _ in range(2))
+    for _ in range(4):
+        optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    model = nn.Module()
+    if forged is None:
+        again.load_state_dict(fitting(saved, None, again, model, ()))
+        assert (again.param_groups[0]["k"], again.param_groups[0]["weight_sum"]) == (4, 2.0)
+    else:
+        saved["param_groups"][0]["k" if forged != forged else "weight_sum"] = "x" if forged == 1.5 else forged
+        with pytest.raises(ValueError, match="of the optimizer is"):
+            fitting(saved, None, again, model, ())
+
+
+def test_a_setting_of_such_an_optimizer_is_still_compared() -> None:
+    optimizer, again = ScheduleFree([nn.Parameter(torch.ones(3))]), ScheduleFree([nn.Parameter(torch.ones(3))], lr=0.2)
+    with pytest.raises(CheckpointError, match="optimizer.lr"):
+        fitting(optimizer.state_dict(), None, again, nn.Module(), ())

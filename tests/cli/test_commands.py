@@ -12,6 +12,7 @@ from segue.lab import models
 from segue.lab.report import figures
 from tests.convert.forged import forgeries
 from tests.helpers.command import call, runner
+from tests.lab.report.saved_runs import grid, save
 
 TINY = ["--option", "steps=4", "--option", "teacher_steps=4", "--option", "depth=2"]
 
@@ -120,6 +121,25 @@ def test_run_then_resume_then_the_result_is_there(tmp_path):
     assert (folder / "model" / "latest").exists()
     assert not (folder / "checkpoints").exists()
     assert "students alone" in call("resume", str(folder))
+
+
+def test_a_grid_is_checked_before_its_folder_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "experiments" / "mine"
+    place.mkdir(parents=True)
+    (place / "runs.py").write_text(EXPERIMENT)
+    with pytest.raises(ConfigError, match="must be a positive integer"):
+        call("grid", "mine", "--workers", "9" * 30)
+    assert [path.name for path in tmp_path.iterdir()] == ["experiments"]
+
+
+def test_a_report_compares_with_the_named_reference(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "draw", lambda summary, folder: [])
+    save(grid(methods=["student_only", "theseus", "dcr"], groups=["all"], seeds=5, evaluations=3, sites=1), tmp_path)
+    assert "with Student only, the reference" in " ".join(call("report", str(tmp_path), "--reference", "student_only").split())
+    assert "The reference is named beforehand" in (tmp_path / "table.md").read_text()
+    with pytest.raises(ConfigError, match="no run has the method 'dcrr', the reference"):
+        call("report", str(tmp_path), "--reference", "dcrr")
 
 
 @pytest.mark.slow

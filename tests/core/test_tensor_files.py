@@ -1,4 +1,8 @@
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+import safetensors.torch
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -80,3 +84,26 @@ def test_bits_of_every_second_number_are_compared():
     x = torch.arange(6.0)
     assert tensor_files.same_bits(x[::2], x[::2].clone())
     assert not tensor_files.same_bits(x[::2], x[1::2])
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_an_interrupt_waits_until_a_file_is_read(thread, tmp_path, monkeypatch):
+    """Inside of torch it would become an error about the file."""
+    save_file({"a": torch.ones(3)}, tmp_path / "file")
+    load, read = safetensors.torch.load_file, []
+
+    def interrupted(path):
+        if not thread:
+            signal.raise_signal(signal.SIGINT)
+        read.append(load(path))
+        return read[-1]
+
+    monkeypatch.setattr(safetensors.torch, "load_file", interrupted)
+    if thread:  # which gets no signals
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(tensor_files.read, tmp_path / "file").result()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            tensor_files.read(tmp_path / "file")
+    assert torch.equal(read[0]["a"], torch.ones(3))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

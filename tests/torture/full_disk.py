@@ -31,6 +31,7 @@ NAMES = ("dcr_dfg", "theseus", "everything trains", "a plain model", "accumulate
 WAYS = ("tmpfs", "tmpfs", "write", "fsync", "open")
 CALLS = {"write": 60, "fsync": 30, "open": 30}  # about as many as a training makes
 PLENTY = 64 << 20
+OURS = "model.txt"  # which the case writes, not fit
 
 
 def mount(place: Path, size: int) -> bool:
@@ -57,7 +58,7 @@ class Full:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        writes = not set("wax+").isdisjoint(mode) and self.folder in str(file)
+        writes = not set("wax+").isdisjoint(mode) and self.folder in str(file) and not str(file).endswith(OURS)
         if writes:
             self.check("open")
         made = self.open(file, mode, *args, **kwargs)

@@ -19,7 +19,7 @@ from tests.torture.parts import PARTS
 from tests.torture.watch import bomb, watched
 
 SEED = 0
-SECONDS = {"killed trainings": 5, "two processes": 3, "wrong calls": 5, "damaged and forged checkpoints": 4}
+SECONDS = {"killed trainings": 3, "two processes": 2, "wrong calls": 3, "damaged and forged checkpoints": 2}
 STARTS_PROCESSES = ("kills", "two_processes", "full_disk", "long_run")  # the others watch or change their own
 
 

@@ -97,7 +97,9 @@ def _enter(target: Callable[..., Any], folder: Path, args: tuple[Any, ...], trap
     if trap is None:
         largest = max((path.stat().st_size for path in folder.rglob("*") if path.is_file()), default=1)
         found = {"seconds": time.monotonic() - begun, "operations": operations[0], "largest": largest}
-        _facts_of(folder).write_text(json.dumps(found))
+        own = _facts_of(folder).with_suffix(f".{os.getpid()}")
+        own.write_text(json.dumps(found))
+        own.replace(_facts_of(folder))  # at once: two processes may end together
 
 
 def _count(folder: Path, deadly: int | None) -> list[int]:

@@ -143,6 +143,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.losses.FeatureGuidance": of(weight=1.0),
     "segue.losses.GramGuidance": of(weight=1.0),
     "segue.losses.LogitDistillation": of(weight=1.0),
+    "segue.losses.PredictionDistillation": of(weight=1.0),
     "segue.losses.OnTeacherStream": of(then=losses.FeatureGuidance()),
     "segue.methods.method": of(label="A method"),
     **{f"segue.methods.{name}": of(sites=SITES) for name in methods.ALL},
@@ -263,7 +264,7 @@ NOT_CALLED_BY_USERS = {
     r"segue\.Handover\.(recording|require_teachers|resume_at)": "called by Segue's own measurements and checkpoints",
     r"segue\.gates\.(Noise.*|\w+\.(outcomes|nodes))": CONTRACT,
     r"segue\.schedules\.(is_hold|\w+\.is_hold|alpha_at)|segue\.losses\.weight_at": CONTRACT,
-    r"segue\.students\.(\w+\.mixer|AttentionCall|AttentionInterface(\..*)?)": CONTRACT,
+    r"segue\.students\.(\w+\.mixer|AttentionCall|(AttentionInterface|ByName)(\..*)?|read_mask)": CONTRACT,
     r"segue\.Classification\.scores|segue\.lab\.small_vit\.VisionTransformer\.forward": CONTRACT,
     r"segue\.integrations\.\w+\.\w+\.(on_\w+|setup|aux_loss|set_step|start_)": FRAMEWORK,
     r"segue\.lab\.tasks\.SentenceTask\.load": "needs files of a pretrained model; ImageTask.load is the same code",
@@ -320,7 +321,7 @@ USES: dict[str, Callable[[Any, Path], None]] = {
         f"segue.losses.{name}": _in_a_plan("guidance")
         for name in ("CkaGuidance", "CosineGuidance", "FeatureAxis", "FeatureGuidance", "GramGuidance", "OnTeacherStream")
     },
-    "segue.losses.LogitDistillation": _in_a_plan("distill"),
+    **{f"segue.losses.{name}": _in_a_plan("distill") for name in ("LogitDistillation", "PredictionDistillation")},
     **{f"segue.methods.{name}": _train for name in methods.ALL},
     **{
         f"segue.schedules.{name}": _in_a_plan("schedule")

@@ -16,6 +16,7 @@ from segue.checkpoint import folders
 from segue.errors import CheckpointError, SegueError
 from segue.training.resume import Interruption
 from segue.training.tasks import Classification
+from tests.checkpoint.test_forged_leaves import FORGED
 from tests.checkpoint.test_restoring import dict_at, forge, set_at
 from tests.helpers.processes import FreshProcess
 from tests.helpers.tiny import SITES, Net, same_state
@@ -397,3 +398,16 @@ def test_a_forged_checkpoint_does_not_resume(change, tmp_path):
     with pytest.raises(SegueError) as caught:
         fit_cases.train("dcr_dfg", tmp_path)
     assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("path", [("seconds",), ("skipped",), ("running_means", "losses"), ("running_means", "steps")])
+def test_no_forged_counter_of_the_loop_is_taken(path, tmp_path):
+    with pytest.raises(RuntimeError):
+        fit_cases.train("a plain model", tmp_path, loss=Stop("error", 4))
+    (place,) = folders.checkpoints(tmp_path / "checkpoints")
+    possible = [1.5] if path[-1] in ("seconds", "losses") else []
+    for value in [value for value in FORGED if value not in possible]:
+        place = forge(place, in_the_loop(*path, value=value))
+        (tmp_path / "checkpoints" / "latest").write_text(place.name)
+        with pytest.raises(SegueError, match=r"does not take the state|cannot be understood"):
+            fit_cases.train("a plain model", tmp_path)

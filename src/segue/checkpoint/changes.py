@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
 
 from segue.errors import CheckpointError, ConfigError, SegueError, nearest
 from segue.plan import decode, encode
@@ -15,6 +15,7 @@ PLAN_FREE = ("format", "release", "unreached")  # of a plan: they do not change 
 COMPUTED = ("foreach", "fused", "capturable", "differentiable")  # how an optimizer computes here: never taken from a file
 OPTIMIZER_FREE = ("params", "param_names", "initial_lr", *COMPUTED)
 SCHEDULED = ("lr", "betas", "momentum", "max_lr", "min_lr", "max_momentum", "base_momentum")  # by torch's schedulers
+LARGEST = 2**53  # number of a scheduler; a float counts to here
 LONGEST = 80  # characters of a value in an error
 
 
@@ -27,19 +28,53 @@ def of_optimizer(groups: list[dict[str, Any]]) -> dict[str, Any]:
     """Name the options of an optimizer that shape a run, group by group; those that a scheduler moves are its own."""
     moved = SCHEDULED if any("initial_lr" in group for group in groups) else ()
     names = {name: None for group in groups for name in group if name not in (*OPTIMIZER_FREE, *moved)}
-    values = {name: [_plain(group.get(name)) for group in groups] for name in names}
+    values = {name: [plain(group.get(name)) for group in groups] for name in names}
     return {f"optimizer.{name}": each[0] if len(each) == 1 else each for name, each in values.items()}
 
 
-def _plain(option: Any) -> Any:
+def plain(option: Any) -> Any:
+    """Return an option as it is compared."""
     return option.tolist() if isinstance(option, Tensor) else encode(option)
 
 
-def keep_allowed(saved: list[dict[str, Any]], optimizer: Optimizer, allow_changes: Collection[str]) -> None:
-    """Let the options of an optimizer that may change replace the saved ones."""
-    for group, now in zip(saved, optimizer.param_groups, strict=True):
-        may = [name for name in now if name in COMPUTED or (name != "params" and allows(allow_changes, f"optimizer.{name}"))]
-        group.update({name: now[name] for name in may})
+def taken_options(
+    saved: list[dict[str, Any]], own: list[dict[str, Any]], allow_changes: Collection[str]
+) -> list[dict[str, Any]]:
+    """Return the groups that an optimizer continues with: its own, and from the checkpoint only what a scheduler has moved."""
+    moved = ("initial_lr", *SCHEDULED) if any("initial_lr" in group for group in (*saved, *own)) else ()
+    taken = []
+    for before, now in zip(saved, own, strict=True):
+        names = [name for name in moved if name in before and not allows(allow_changes, f"optimizer.{name}")]
+        for name in names:
+            if not plausible(name, before[name], now.get(name)):
+                raise ValueError(f"the option {name} of the optimizer is {before[name]!r:.40}")
+        if missing := [name for name in SCHEDULED if moved and name in now and name not in before]:
+            raise ValueError(f"the optimizer has no {missing[0]}")
+        taken.append({**now, **{name: before[name] for name in names}})
+    return taken
+
+
+def plausible(name: str, value: Any, own: Any) -> bool:
+    """Return whether a scheduler can have given an option this value: of the same form, not negative, and finite."""
+    if own is not None and _form(value) != _form(own):
+        return False
+    most = 1 if name == "betas" or "momentum" in name else LARGEST
+    numbers = value if isinstance(value, tuple) else (value,)
+    numbers = tuple(number.item() if isinstance(number, Tensor) and number.dim() == 0 else number for number in numbers)
+    return all(type(number) in (int, float) and 0 <= number <= most for number in numbers)
+
+
+def same_form(value: Any, own: Any) -> bool:
+    """Return whether a value of a checkpoint has the type of a running one, and is finite where it is a number."""
+    if own is not None and _form(value) != _form(own):
+        return False
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_form(number) for number in value]
+    return int if type(value) in (int, float) else type(value)
 
 
 def allows(allow_changes: Collection[str], name: str) -> bool:

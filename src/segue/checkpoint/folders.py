@@ -98,7 +98,7 @@ def understood(folder: Path, own: Iterable[str] = ()) -> Iterator[None]:
 def checkpoints(folder: Path) -> list[Path]:
     """Return every checkpoint of a run, complete or not, that of the last step first."""
     found = [path for path in folder.glob("[0-9]*-*") if NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: (_step(path.name), path.name), reverse=True)
+    return sorted(found, key=lambda path: (step_in(path.name), path.name), reverse=True)
 
 
 def exist(folder: Path) -> bool:
@@ -191,7 +191,7 @@ def _newest_first(folder: Path, newest: str, before: str | None) -> list[Path]:
     """
 
     def order(path: Path) -> tuple[bool, bool, bool]:
-        return path.name == newest, path.name == before, _step(path.name) <= _step(newest)
+        return path.name == newest, path.name == before, step_in(path.name) <= step_in(newest)
 
     return sorted(checkpoints(folder), key=order, reverse=True)
 
@@ -248,7 +248,8 @@ def _run_of(checkpoint: Path) -> Path | None:
     return training if (training / "config.json").exists() else None
 
 
-def _step(name: str) -> int:
+def step_in(name: str) -> int:
+    """Return the step that the name of a checkpoint's folder says."""
     return int(name.partition("-")[0])
 
 

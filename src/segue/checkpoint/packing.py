@@ -43,17 +43,33 @@ class TensorBag:
             "keep numbers, strings and tensors in the state; leave this part out and rebuild it yourself.",
         )
 
-    def unpack(self, data: Any) -> Any:
+    def unpack(self, data: Any, at: str) -> Any:
+        """Put back what was packed under a name; each tensor is at the place that its name says, and none is left over."""
+        used: set[str] = set()
+        found = self._unpack(data, at, used)
+        if left := sorted(name for name in self.tensors if name.startswith(f"{at}/") and name not in used):
+            raise ValueError(f"its tensor {left[0]} is in no place")
+        return found
+
+    def _unpack(self, data: Any, at: str, used: set[str]) -> Any:
         if not isinstance(data, dict):
             return data
         ((kind, content),) = data.items()
         if kind == "tensor":
-            return self.tensors[content].clone()
-        if kind == "dict":
-            return {self.unpack(key): self.unpack(value) for key, value in content}
-        if kind not in ("list", "tuple"):
+            if content != at:
+                raise ValueError(f"it has {content!r:.80} at the place of the tensor {at}")
+            used.add(at)
+            return self.tensors[at].clone()
+        if kind not in ("dict", "list", "tuple"):
             raise ValueError(f"it has a part of the unknown kind {kind!r}")
-        items = [self.unpack(item) for item in content]
+        if not isinstance(content, list):
+            raise ValueError(f"{at} has a {kind} of {content!r:.40}")
+        if kind == "dict":
+            keys = [self._unpack(key, at, used) for key, _ in content]
+            if len(set(keys)) < len(keys):
+                raise ValueError(f"{at} has the same name twice")
+            return {key: self._unpack(value, f"{at}/{key}", used) for key, (_, value) in zip(keys, content, strict=True)}
+        items = [self._unpack(item, f"{at}/{index}", used) for index, item in enumerate(content)]
         return tuple(items) if kind == "tuple" else items
 
 

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from segue.border import PositiveInt, checked
-from segue.checkpoint import changes, folders, packing, precision, restoring
+from segue.checkpoint import changes, folders, optimizers, packing, precision, restoring, schedulers
 from segue.checkpoint.folders import Checkpoint
 from segue.checkpoint.packing import TensorBag
 from segue.checkpoint.restoring import Undo
 from segue.core import randomness, surgery, tensor_files
 from segue.core.building import build_students
 from segue.core.handover import Handover, replace_
+from segue.core.shortening import shorten_
 from segue.core.transaction import all_or_nothing
 from segue.errors import CheckpointError, PlanError, SegueWarning
 from segue.plan import Plan
@@ -90,7 +91,7 @@ def load_(
                 "Parts of a plan are for a plain model, in which its handover is rebuilt.",
                 "leave them out, or give the plain model: segue.load_(model, folder, student=...). Nothing was changed.",
             )
-        _require_known(saved, optimizer, allow_changes)
+        _require_known(saved, optimizer, lr_scheduler, allow_changes)
         restore_handover_(target, saved, allow_changes, optimizer=optimizer, lr_scheduler=lr_scheduler)
         return target
     surgery.refuse_wrapped(target)
@@ -109,13 +110,15 @@ def load_(
                 "segue.load_(handover, folder, optimizer=optimizer).",
             )
         handover = _replace_as_saved_(target, plan, saved, undo)
-        _require_known(saved, None, allow_changes)
+        _require_known(saved, None, None, allow_changes)
         restore_handover_(handover, saved, allow_changes)
         return handover
 
 
-def _require_known(saved: Checkpoint, optimizer: Optimizer | None, allow_changes: Sequence[str]) -> None:
+def _require_known(saved: Checkpoint, optimizer: Optimizer | None, lr_scheduler: Any, allow_changes: Sequence[str]) -> None:
     options = {} if optimizer is None else changes.of_optimizer(optimizer.param_groups)
+    if schedulers.is_known(lr_scheduler):
+        options |= schedulers.settings_of(lr_scheduler.state_dict())
     with folders.understood(saved.folder):
         changes.require_known(allow_changes, [*settings_of(saved.state["segue"]), "total_steps", *options])
 
@@ -173,15 +176,15 @@ def step_of(saved: Checkpoint) -> int:
     """Return the step of a checkpoint."""
     with folders.understood(saved.folder):
         step = saved.state["segue"]["step"]
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"its step is {step!r}")
+        if type(step) is not int or step != folders.step_in(saved.folder.name):
+            raise ValueError(f"its step is {step!r:.40}, that of its folder {saved.folder.name}")
         return step
 
 
 def _pack(bag: TensorBag, model: nn.Module, **parts: Any) -> dict[str, Any]:
     packed = {name: bag.pack(part.state_dict(), name) for name, part in parts.items() if part is not None}
     if isinstance(optimizer := parts.get("optimizer"), Optimizer):
-        packed["parameters"] = restoring.parameters_of(optimizer, model)
+        packed["parameters"] = optimizers.parameters_of(optimizer, model)
     return packed
 
 
@@ -281,10 +284,9 @@ def rebuild_(model: nn.Module, record: dict[str, Any], stored: dict[str, Tensor]
             sites = select(model, plan.sites)
             students = {name: surgery.finished(s) for name, s in build_students(model, plan, sites).items()}
             for site in sites:
-                teacher = surgery.teacher_at(model, site)
                 students[site.name].train(model.get_submodule(site.name).training)
-                surgery.put_in_place(model, site, students[site.name], teacher)
-            surgery.shorten_(model, sites)
+                surgery.put_at(model, site, students[site.name])
+            shorten_(model, sites)
         targets = packing.tensor_state(model)
         stored = packing.with_shared(stored, targets)
         packing.require_same_shapes(targets, stored)

@@ -313,6 +313,9 @@ def resume(
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder with finished runs.")],
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Method to compare the others with; without it, the best baseline of each group.")
+    ] = None,
 ) -> None:
     """Make figures, tables and one HTML page from saved runs."""
     from segue.cli.demo import show_summary
@@ -322,8 +325,8 @@ def report(
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder.", _neighbours(folder), "give the folder of a grid.")
-    page = build(folder, title=title)
-    show_summary(summarize(results.read_all(folder)), console)
+    page = build(folder, title=title, reference=reference)
+    show_summary(summarize(results.read_all(folder), reference=reference), console)
     console.print(f"\n{page}", soft_wrap=True)
 
 
@@ -342,12 +345,12 @@ def _say(text: str) -> None:
 def _grid(experiment: Any, folder: Path, workers: int, engine: Any) -> int:
     """Train a grid, print what failed, and return the exit code."""
     from segue.lab import consent
-    from segue.lab.grid import run_grid
+    from segue.lab.grid import describe_grid, run_grid
     from segue.reporting.records import write_json
 
     experiment.runs()  # raises its errors before anything is written
+    known = describe_grid(experiment, workers=workers, engine=engine)  # so does this
     consent.remember(experiment, folder)
-    known = {"place": experiment.place, "options": experiment.options, "workers": workers, "engine": engine}
     write_json(known, folder / "grid.json")
     failed = [outcome for outcome in run_grid(experiment, folder, workers=workers, engine=engine) if not outcome.ok]
     for outcome in failed:

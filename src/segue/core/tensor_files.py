@@ -9,7 +9,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import Tensor
@@ -59,7 +64,24 @@ def read(path: Path) -> dict[str, Tensor]:
     """Read every tensor of a file."""
     from safetensors.torch import load_file  # imported late: `import segue` stays quick
 
-    return load_file(path)
+    with _interrupts_wait():
+        return load_file(path)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of a `with` block: inside of torch it becomes an error about the file."""
+    if threading.current_thread() is not threading.main_thread() or not callable(handler := signal.getsignal(signal.SIGINT)):
+        yield
+        return
+    received: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if received:
+            handler(*received[0])
 
 
 def announced_size(path: Path) -> int:

@@ -117,7 +117,7 @@ class Checkpoints:
         saved, handover = folders.read(self.source), loop.handover
         checkpoint.require_kind(saved, "training" if handover is None else "handover")
         with folders.understood(saved.folder):
-            state = TensorBag(saved.tensors).unpack(saved.state["lr_scheduler"])
+            state = TensorBag(saved.tensors).unpack(saved.state["lr_scheduler"], "lr_scheduler")
             was = {"total_steps": state["total_steps"], **state.get("settings", {})}  # 0.1.0 saved no more
             was |= {} if handover is None else checkpoint.settings_of(saved.state["segue"])
         now = {"total_steps": loop.total, **settings_of(loop)}
