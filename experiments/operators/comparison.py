@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from segue.lab.report.curves import finite, over_sites
 from segue.lab.report.table_one import rebuilt
 from segue.reporting.records import Result
-from segue.reporting.statistics import Difference, Estimate, estimate, holm, paired_difference
+from segue.reporting.statistics import Difference, Estimate, estimate, holm_selected, paired_difference
 
 if TYPE_CHECKING:
     from segue.lab.report.summary import Group, Summary
 
 Kind = Literal["recovered", "cosine"]
 KINDS: tuple[Kind, ...] = ("recovered", "cosine")
-ALIKE = 1e-9  # smaller half widths are rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Lead:
     best: str
     next: str
     difference: Difference
-    holm: float | None = None  # the p-value, adjusted over the operators
+    holm: float | None = None  # the p-value, adjusted for all pairs of methods of all operators: the data chose this pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def described(student: Mapping[str, Any], leave_out: Sequence[str] = ()) -> str:
     'Linformer(rank=8)'
     """
     name = str(student.get("kind", student.get("unsaved", "student"))).removeprefix("students.")
-    settings = {k: v for k, v in student.items() if k not in ("kind", "unsaved", *leave_out) and v is not None}
+    settings = {k: v for k, v in student.items() if k not in ("kind", "unsaved", *leave_out) and v not in (None, [])}
     return f"{name}({', '.join(f'{key}={_formatted(value)}' for key, value in settings.items())})"
 
 
@@ -118,9 +118,9 @@ def across(a: Operator, b: Operator, kind: Kind) -> Difference | None:
 
 
 def compared_by_seed(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> Difference | None:
-    """Compare by seed; equal differences leave no spread to test, and with two seeds they are often equal by chance."""
+    """Compare by seed; without a p-value where there are too few seeds, or all differ by the same."""
     found = paired_difference([(a[seed], b[seed]) for seed in a if seed in b])
-    return replace(found, p=None) if found is not None and (found.half or 0.0) < ALIKE else found
+    return replace(found, p=None) if found is not None and found.untested else found
 
 
 def _operator(group: Group, student: str) -> Operator:
@@ -161,20 +161,17 @@ def _lead(operator: Operator, kind: Kind) -> Lead | None:
 
 
 def _adjusted(operators: list[Operator]) -> list[Operator]:
-    """Adjust the p-values of the leads of one kind over all operators."""
+    """Adjust the p-values of the leads of one kind for every pair of methods that could have led, over all operators."""
     for kind in KINDS:
-        p_of = {
-            i: lead.difference.p
-            for i, one in enumerate(operators)
-            if (lead := one.leads[kind]) is not None and lead.difference.p is not None
-        }
-        adjusted = dict(zip(p_of, holm(list(p_of.values())), strict=True))
-        operators = [
-            replace(one, leads=one.leads | {kind: replace(lead, holm=adjusted.get(i))})
-            if (lead := one.leads[kind]) is not None
-            else one
-            for i, one in enumerate(operators)
-        ]
+        p_values: dict[tuple[int, frozenset[str]], float | None] = {}
+        for i, one in enumerate(operators):
+            for a, b in combinations(one.by_seed[kind], 2):
+                difference = compared_by_seed(one.by_seed[kind][a], one.by_seed[kind][b])
+                p_values[i, frozenset((a, b))] = None if difference is None else difference.p
+        leads = {i: lead for i, one in enumerate(operators) if (lead := one.leads[kind]) is not None}
+        adjusted = holm_selected(p_values, [(i, frozenset((lead.best, lead.next))) for i, lead in leads.items()])
+        for (i, lead), p in zip(leads.items(), adjusted, strict=True):
+            operators[i] = replace(operators[i], leads=operators[i].leads | {kind: replace(lead, holm=p)})
     return operators
 
 

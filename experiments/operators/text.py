@@ -9,10 +9,9 @@ from typing import Any
 from experiments.operators.comparison import KINDS, Comparison, Kind, Lead, Operator, across
 from experiments.operators.speed import Faster, Speed
 from segue.lab.report import tables
-from segue.lab.report.findings import ALPHA
 from segue.reporting.formatting import NOTHING, ScoreFormat, counted, flops, listed, p_value, shortened, significant
 from segue.reporting.palette import COLOURS, MARKERS, LineStyle
-from segue.reporting.statistics import Estimate
+from segue.reporting.statistics import ALPHA, FEWEST, Estimate
 
 SHARE = ScoreFormat(percent=True)
 COSINE = ScoreFormat(percent=False)
@@ -45,7 +44,7 @@ def reading(kind: Kind, compared: Comparison) -> str:
     n = f"n = {counts[-1]} seeds" + ("" if len(counts) == 1 else ", fewer where noted")
     return (
         f"{what}: mean ± half of the 95 % interval, {n}. “{BEST}” marks a row only where its best mean is significantly "
-        f"above the next (paired by seed, p < {ALPHA} after Holm's adjustment over the rows)."
+        f"above the next (paired by seed, p < {ALPHA} after Holm's adjustment over all pairs of methods of all rows)."
     )
 
 
@@ -165,8 +164,9 @@ def _most(compared: Comparison) -> str:
     difference = across(ranked[0], ranked[1], "recovered")
     both = f"{text}; the next operator is {_described(ranked[1], compared)}"
     if difference is None or difference.p is None:
-        return f"{both}. Whether they differ cannot be tested: that takes two common seeds with different values."
-    inside = "within the noise" if difference.p >= ALPHA else "more than the noise explains, taken alone"
+        return f"{both}. Whether they differ cannot be tested: that takes {FEWEST} common seeds with different values."
+    outside = "more than the noise explains, taken alone, though the same scores chose the two"
+    inside = "within the noise" if difference.p >= ALPHA else outside
     return f"{both}. The difference, {SHARE.difference(difference)}, p {_is(difference.p)}, is {inside}."
 
 
@@ -179,9 +179,9 @@ def _methods(compared: Comparison) -> str:
     tested = [(one, lead) for one in compared.operators if (lead := one.leads["recovered"]) and lead.holm is not None]
     head = f"Best method by the mean: {by_mean}"
     if not tested:
-        return f"{head}. No difference can be tested: that takes two common seeds with different values."
+        return f"{head}. No difference can be tested: that takes {FEWEST} common seeds with different values."
     ahead = [(one, lead) for one, lead in tested if leads(lead)]
-    family = f"after Holm's adjustment over {counted(len(tested), 'operator')}"
+    family = f"after Holm's adjustment over all pairs of methods of {counted(len(tested), 'operator')}"
     if not ahead:
         return f"{head}. The best is significantly above the next ({family}) for none: these differences are within the noise."
     described = [

@@ -38,9 +38,9 @@ STUDENTS: dict[str, StudentFactory] = {
     "Fourier": Fourier(),
 }
 FINALS = {  # by operator and method, one value per seed
-    "Linear": {"student_only": [0.50, 0.52, 0.48], "dcr": [0.60, 0.63, 0.58]},
-    "Linformer": {"student_only": [0.70, 0.72, 0.74], "dcr": [0.73, 0.70, 0.75]},
-    "Fourier": {"student_only": [0.40, 0.44, 0.39], "dcr": [0.36, 0.37, 0.41]},
+    "Linear": {"student_only": [0.50, 0.52, 0.48, 0.61, 0.60], "dcr": [0.60, 0.63, 0.58, 0.72, 0.70]},
+    "Linformer": {"student_only": [0.70, 0.72, 0.74, 0.71, 0.70], "dcr": [0.73, 0.70, 0.75, 0.72, 0.69]},
+    "Fourier": {"student_only": [0.40, 0.44, 0.39, 0.41, 0.40], "dcr": [0.36, 0.37, 0.41, 0.39, 0.40]},
 }
 
 
@@ -99,8 +99,8 @@ def test_shares_and_intervals_are_those_of_the_files(tmp_path: Path):
             shares = [value / TEACHER for value in values]
             cell = operator.found["recovered"][method]
             assert cell is not None
-            assert (cell.mean, cell.n) == (pytest.approx(statistics.mean(shares)), 3)
-            assert cell.half == pytest.approx(stats.t.ppf(0.975, 2) * statistics.stdev(shares) / 3**0.5)
+            assert (cell.mean, cell.n) == (pytest.approx(statistics.mean(shares)), 5)
+            assert cell.half == pytest.approx(stats.t.ppf(0.975, 4) * statistics.stdev(shares) / 5**0.5)
 
 
 def test_the_best_is_marked_only_where_holms_p_is_below_five_percent():
@@ -118,7 +118,7 @@ def test_the_best_is_marked_only_where_holms_p_is_below_five_percent():
     assert [name for name, lead in by_name.items() if text.leads(lead)] == ["Linear"]
     matrix = text.page_data(found, None)["matrices"][0]
     assert [[cell["mark"] for cell in row["cells"]] for row in matrix["rows"]] == [["", ""], ["", "best"], ["", ""]]
-    assert "for Linear (DCR, +12.9 points); for the other 2 the difference is within the noise." in " ".join(
+    assert "for Linear (DCR, +13.0 points); for the other 2 the difference is within the noise." in " ".join(
         text.sentences(found, None)
     )
 
@@ -127,12 +127,12 @@ def test_the_two_best_operators_are_compared_by_seed():
     first, second = (max(FINALS[name].values(), key=statistics.mean) for name in ("Linformer", "Linear"))
     p = stats.ttest_rel(first, second).pvalue
     told = text.sentences(compared(runs_of()), None)[0]
-    assert told.startswith("The operator with the highest mean share of the teacher's accuracy is Linformer with DCR (90.8 ± ")
-    assert told.endswith(f", p = {p:.3f}, is within the noise.")
-    surer = FINALS | {"Linear": {"dcr": [0.52, 0.44, 0.47]}}
+    assert told.startswith("The operator with the highest mean share of the teacher's accuracy is Linformer with DCR (89.8 ± ")
+    assert told.endswith(f", p = {p:.2f}, is within the noise.")
+    surer = FINALS | {"Linear": {"dcr": [0.60, 0.58, 0.70, 0.62, 0.66]}}
     p = stats.ttest_rel(first, surer["Linear"]["dcr"]).pvalue
     told = text.sentences(compared(runs_of(surer)), None)[0]
-    assert told.endswith(f", p = {p:.3f}, is more than the noise explains, taken alone.")
+    assert told.endswith(f", p = {p:.3f}, is more than the noise explains, taken alone, though the same scores chose the two.")
 
 
 def test_differences_that_are_equal_in_every_seed_are_not_significant():

@@ -133,10 +133,17 @@ class Outcome:
     why: str = ""
 
 
+Engine = Literal["local", "ray"]
+
+
 @checked
-def run_grid(
-    experiment: Experiment, out: Path, *, workers: PositiveInt = 1, engine: Literal["local", "ray"] = "local"
-) -> list[Outcome]:
+def describe_grid(experiment: Experiment, *, workers: PositiveInt, engine: Engine) -> dict[str, Any]:
+    """Return what grid.json says."""
+    return {"place": experiment.place, "options": experiment.options, "workers": workers, "engine": engine}
+
+
+@checked
+def run_grid(experiment: Experiment, out: Path, *, workers: PositiveInt = 1, engine: Engine = "local") -> list[Outcome]:
     """Carry out every run that has no result yet, and return how each ended; a failed run does not stop the others."""
     engines: dict[str, Callable[..., Iterator[Outcome]]] = {"local": _in_processes, "ray": _on_ray}
     runs = experiment.runs()

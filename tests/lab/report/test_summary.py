@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from segue.lab.report import findings, tables
+from segue.lab.report.comparisons import paired
 from segue.lab.report.summary import area, held_from, summarize
 from segue.reporting.formatting import NOTHING
 from segue.reporting.records import Point
@@ -18,7 +19,7 @@ from tests.lab.report.saved_runs import LABELS, changed, grid, run, scored, with
 
 @pytest.fixture(scope="module")
 def whole():
-    return summarize(grid(seeds=3))
+    return summarize(grid(seeds=5))
 
 
 def test_held_means_reached_and_never_lost_again():
@@ -42,15 +43,39 @@ def test_times_to_a_fraction_are_those_of_an_evaluation():
     assert ninety.epochs is not None
     assert ninety.seconds is not None
     assert ninety.flops is not None
-    assert (ninety.epochs.mean, ninety.seconds.mean, ninety.flops.mean) == (1.5, 15.0, 1.5e9)
+    assert (ninety.epochs.median, ninety.seconds.median, ninety.flops.median) == (1.5, 15.0, 1.5e9)
 
 
-def test_a_fraction_that_some_seed_does_not_hold_is_not_reached_and_counted():
-    found = summarize([scored([0.0, 0.8], seed=0), scored([0.0, 0.5], seed=1), scored([0.0, 0.8], seed=2)])
+def test_a_seed_that_does_not_hold_a_fraction_is_censored_and_counted():
+    values = [[0.0, 0.8, 0.8], [0.0, 0.5, 0.5], [0.0, 0.5, 0.8]]
+    found = summarize([scored(each, seed=seed) for seed, each in enumerate(values)])
     held = found.groups[0].methods[0].held[0]
-    assert (held.held, held.seeds, held.epochs) == (2, 3, None)
-    assert "not reached in 1 of 3" in tables.markdown(found)
-    assert next(csv.DictReader(io.StringIO(tables.csv(found))))["held_90"] == "2"
+    assert (held.held, held.seeds) == (2, 3)
+    assert held.flops is not None
+    assert (held.flops.median, held.flops.restricted_mean) == (2e9, pytest.approx((1e9 + 2e9 + 2e9) / 3))
+    assert "2 GFLOPs; not reached (1 of 3)" in tables.markdown(found)
+    row = next(csv.DictReader(io.StringIO(tables.csv(found))))
+    assert (row["held_90"], float(row["flops_to_90_median"])) == ("2", 2e9)
+    assert any("Not in every seed: DCR (2 of 3)." in sentence for sentence in found.groups[0].findings)
+
+
+def test_a_fraction_that_most_seeds_do_not_hold_has_no_median():
+    values = [[0.0, 0.8, 0.8], [0.0, 0.5, 0.5], [0.0, 0.5, 0.5]]
+    found = summarize([scored(each, seed=seed) for seed, each in enumerate(values)])
+    held = found.groups[0].methods[0].held[0]
+    assert held.flops is not None
+    assert held.flops.median is None
+    assert "| not reached (2 of 3) |" in tables.markdown(found)
+    assert any("in more than half of its seeds" in sentence for sentence in found.groups[0].findings)
+
+
+def test_what_is_spent_is_compared_up_to_the_shortest_run():
+    long, short = scored([0.0, 0.5, 0.5, 0.8], method="dcr"), scored([0.0, 0.5, 0.5], method="theseus")
+    held = {method.method: method.held[0].epochs for method in summarize([long, short]).groups[0].methods}
+    assert {name: (one.limit, one.restricted_mean) for name, one in held.items() if one} == {
+        "dcr": (2.0, 2.0),
+        "theseus": (2.0, 2.0),
+    }
 
 
 def test_a_teacher_at_zero_has_no_fraction_to_hold():
@@ -71,40 +96,54 @@ def test_area_weighs_every_evaluation_by_its_epochs():
 
 def test_the_best_baseline_is_the_best_that_is_not_dcr():
     runs = [
-        *[scored([0.1, value], method="theseus", seed=seed) for seed, value in enumerate((0.50, 0.52, 0.54))],
-        *[scored([0.1, value], method="distillation", seed=seed) for seed, value in enumerate((0.60, 0.61, 0.65))],
-        *[scored([0.1, value], method="dcr", seed=seed) for seed, value in enumerate((0.70, 0.73, 0.74))],
-        *[scored([0.1, value], method="dcr_dfg", seed=seed) for seed, value in enumerate((0.61, 0.60, 0.66))],
+        *[scored([0.1, value], method="theseus", seed=seed) for seed, value in enumerate((0.50, 0.52, 0.54, 0.51, 0.53))],
+        *[scored([0.1, value], method="distillation", seed=seed) for seed, value in enumerate((0.60, 0.61, 0.65, 0.62, 0.62))],
+        *[scored([0.1, value], method="dcr", seed=seed) for seed, value in enumerate((0.70, 0.73, 0.74, 0.72, 0.73))],
+        *[scored([0.1, value], method="dcr_dfg", seed=seed) for seed, value in enumerate((0.61, 0.60, 0.66, 0.61, 0.63))],
     ]
     found = summarize(runs)
     final = {c.method: c for c in found.groups[0].comparisons if c.measure == "final"}
     assert set(final) == {"theseus", "dcr", "dcr_dfg"}
-    assert {c.baseline for c in final.values()} == {"distillation"}
-    assert final["dcr"].difference.mean == pytest.approx((0.10 + 0.12 + 0.09) / 3)
-    assert final["dcr_dfg"].difference.mean == pytest.approx((0.01 - 0.01 + 0.01) / 3)
-    assert found.comparisons == 3
-    p_values = [final[name].difference.p for name in ("theseus", "dcr", "dcr_dfg")]
-    assert [final[name].holm for name in ("theseus", "dcr", "dcr_dfg")] == pytest.approx(holm(p_values))
+    assert {c.reference for c in final.values()} == {"distillation"}
+    assert final["dcr"].difference.mean == pytest.approx((0.10 + 0.12 + 0.09 + 0.10 + 0.11) / 5)
+    assert final["dcr_dfg"].difference.mean == pytest.approx((0.01 - 0.01 + 0.01 - 0.01 + 0.01) / 5)
+    assert found.comparisons == 5  # also DCR and DCR + DFG with Theseus, which could have been the best baseline
+    theseus = found.groups[0].method("theseus")
+    assert theseus is not None
+    others = [paired(m, theseus, "final") for m in found.groups[0].methods if m.method.startswith("dcr")]
+    p_values = [final[name].difference.p for name in ("theseus", "dcr", "dcr_dfg")] + [other.p for other in others if other]
+    assert [final[name].holm for name in ("theseus", "dcr", "dcr_dfg")] == pytest.approx(holm(p_values)[:3])
     assert findings.verdict(final["dcr"]) == "significantly better"
     assert findings.verdict(final["dcr_dfg"]) == "not significant"
-    sentence = next(s for s in found.groups[0].findings if s.startswith("Final accuracy against the best baseline"))
-    assert "KL distillation (62.0 ± 6.6 %)" in sentence
-    assert "Significantly better: DCR (+10.3 points" in sentence
+    sentence = next(s for s in found.groups[0].findings if s.startswith("Final accuracy against the reference"))
+    assert "KL distillation (62.0 ± 2.3 %)" in sentence
+    assert "Significantly better: DCR (+10.4 points" in sentence
     assert "Not significant: DCR + DFG" in sentence
 
 
-def test_holm_counts_the_comparisons_of_all_groups(whole):
+def test_holm_counts_the_comparisons_of_all_groups_with_every_baseline(whole):
     family = [c for group in whole.groups for c in group.comparisons if c.measure == "final"]
-    assert whole.comparisons == len(family) == 3 * (len(LABELS) - 1)
-    assert [c.holm for c in family] == pytest.approx(holm([c.difference.p for c in family]))
-    assert any("18 comparisons" in sentence for sentence in findings.overview(whole))
+    assert len(family) == 3 * (len(LABELS) - 1)
+    assert whole.comparisons == 3 * (10 + 2 * 5)  # pairs of five baselines, and DCR twice with each
+    assert all(c.holm >= c.difference.p for c in family)
+    assert max(c.holm / c.difference.p for c in family if c.holm < 1) == pytest.approx(60)  # the smallest of all 60
+    assert any("18 comparisons" in s and "for the 60 that could" in s for s in findings.overview(whole))
+
+
+def test_few_seeds_are_said_and_nothing_is_called_significant():
+    found = summarize(grid(seeds=3, evaluations=3, sites=1))
+    assert all("Fewer than 5 seeds: differences are described" in " ".join(group.notes) for group in found.groups)
+    verdicts = {findings.verdict(c) for group in found.groups for c in group.comparisons}
+    assert verdicts == {"3 common seeds: too few, 5 are needed"}
+    assert {m.standing["final"] for group in found.groups for m in group.methods} == {"best", "unknown"}
+    assert any("none can be called significant with fewer than 5 seeds" in s for s in findings.overview(found))
 
 
 def test_a_difference_can_be_significant_alone_and_not_among_many():
-    runs = [scored([0.1, value], method="theseus", seed=seed) for seed, value in enumerate((0.50, 0.51, 0.52))]
-    runs += [scored([0.1, value], method="dcr", seed=seed) for seed, value in enumerate((0.53, 0.55, 0.57))]
+    runs = [scored([0.1, value], method="theseus", seed=seed) for seed, value in enumerate((0.50, 0.51, 0.52, 0.50, 0.51))]
+    runs += [scored([0.1, value], method="dcr", seed=seed) for seed, value in enumerate((0.51, 0.53, 0.54, 0.50, 0.54))]
     for number in range(9):
-        runs += [scored([0.1, v], method=f"dcr_{number}", seed=seed) for seed, v in enumerate((0.5, 0.52, 0.51))]
+        runs += [scored([0.1, v], method=f"dcr_{number}", seed=seed) for seed, v in enumerate((0.5, 0.52, 0.51, 0.51, 0.5))]
     found = summarize(runs)
     dcr = next(c for c in found.groups[0].comparisons if c.method == "dcr" and c.measure == "final")
     assert dcr.difference.p is not None
@@ -113,9 +152,9 @@ def test_a_difference_can_be_significant_alone_and_not_among_many():
 
 
 def test_standings_are_best_like_the_best_and_worse():
-    runs = [scored([0.1, v], method="dcr", seed=seed) for seed, v in enumerate((0.80, 0.82, 0.84))]
-    runs += [scored([0.1, v], method="dcr_dfg", seed=seed) for seed, v in enumerate((0.81, 0.80, 0.84))]
-    runs += [scored([0.1, v], method="theseus", seed=seed) for seed, v in enumerate((0.50, 0.53, 0.54))]
+    runs = [scored([0.1, v], method="dcr", seed=seed) for seed, v in enumerate((0.80, 0.82, 0.84, 0.81, 0.83))]
+    runs += [scored([0.1, v], method="dcr_dfg", seed=seed) for seed, v in enumerate((0.81, 0.80, 0.84, 0.80, 0.83))]
+    runs += [scored([0.1, v], method="theseus", seed=seed) for seed, v in enumerate((0.50, 0.53, 0.54, 0.52, 0.53))]
     runs += [scored([0.1, 0.5], method="distillation", seed=0)]
     standing = {method.method: method.standing["final"] for method in summarize(runs).groups[0].methods}
     assert standing == {"dcr": "best", "dcr_dfg": "like the best", "theseus": "worse", "distillation": "unknown"}

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from segue.lab.report.curves import finite
 from segue.reporting.formatting import ScoreFormat, counted, duration, flops, listed, p_value, shortened, significant
+from segue.reporting.statistics import ALPHA, FEWEST
 
 if TYPE_CHECKING:
+    from segue.lab.report.comparisons import Comparison, Measure
     from segue.lab.report.curves import Curve
-    from segue.lab.report.summary import Comparison, Group, Measure, Method, Summary
+    from segue.lab.report.summary import Group, Method, Summary
     from segue.reporting.records import Result
-    from segue.reporting.statistics import Estimate
+    from segue.reporting.statistics import TimeTo
 
-ALPHA = 0.05
 MEASURE_NAMES: dict[Measure, str] = {"final": "final {score}", "area": "mean {score} over the run"}
 
 
@@ -30,19 +31,27 @@ def overview(summary: Summary) -> list[str]:
         return ["No method is compared with a baseline: that takes one of each in the same group."]
     found_all = []
     if len(summary.groups) > 1:
-        found_all.append(_wins(summary))
+        found_all += [_wins(summary), *_ranked(summary)]
     if not summary.comparisons:
-        return [*found_all, "With one seed per method nothing is significant: any difference may be chance."]
+        single = all(c.difference.pairs < 2 for c in found)
+        why = "With one seed per method" if single else f"Without {FEWEST} common seeds that differ"
+        return [*found_all, f"{why} nothing is significant: any difference may be chance."]
+    which = "the best baseline of the group" if summary.reference is None else _named_reference(summary)
     for measure in MEASURE_NAMES:
         family = [c for c in found if c.measure == measure and c.holm is not None]
         if not family:
             continue
+        name = measure_name(measure, summary.groups[0].score)
+        head = f"{name[0].upper()}{name[1:]}: {counted(len(family), 'comparison')} with {which}"
+        if all(c.difference.untested for c in family):
+            found_all.append(f"{head}; none can be called significant with fewer than {FEWEST} seeds.")
+            continue
         alone = [c for c in family if significant_alone(c)]
         adjusted = [c for c in family if significant_adjusted(c)]
-        name = measure_name(measure, summary.groups[0].score)
+        choices = f" for the {family[0].family} that could have been chosen" if family[0].family > len(family) else ""
         found_all.append(
-            f"{name[0].upper()}{name[1:]}: {counted(len(family), 'comparison')} with the best baseline of the group; "
-            f"{len(alone) or 'none'} significant at 5 % on its own, {len(adjusted) or 'none'} after Holm's adjustment"
+            f"{head}; {len(alone) or 'none'} significant at 5 % on its own, "
+            f"{len(adjusted) or 'none'} after Holm's adjustment{choices}"
             + (f" ({_joined([_where(c, summary) for c in adjusted])})." if adjusted else ".")
         )
     return found_all
@@ -66,6 +75,10 @@ def notes(by_method: Mapping[str, Sequence[Result]], methods: Sequence[Method]) 
         found.append("One seed per method: there are no intervals.")
     elif single:
         found.append(f"One seed and so no interval: {listed(single)}.")
+    few = [method.label for method in methods if 1 < len(method.seeds) < FEWEST]
+    if few:
+        whose = "" if len(few) == len(methods) else f" ({listed(few)})"
+        found.append(f"Fewer than {FEWEST} seeds{whose}: differences are described, none is called significant.")
     for method in methods:
         lost = [
             run.run_info.seed
@@ -106,18 +119,19 @@ def _teacher_notes(runs: Sequence[Result]) -> list[str]:
 
 def significant_alone(comparison: Comparison) -> bool:
     """Whether a difference is significant at 5 % on its own."""
-    return comparison.difference.p is not None and comparison.difference.p < ALPHA
+    p = comparison.difference.p
+    return not comparison.difference.untested and p is not None and p < ALPHA
 
 
 def significant_adjusted(comparison: Comparison) -> bool:
     """Whether a difference is significant at 5 % among all that were tested."""
-    return comparison.holm is not None and comparison.holm < ALPHA
+    return not comparison.difference.untested and comparison.holm is not None and comparison.holm < ALPHA
 
 
 def verdict(comparison: Comparison) -> str:
     """Say whether a difference is significant."""
-    if comparison.difference.p is None:
-        return "not tested: one common seed"
+    if comparison.difference.untested:
+        return comparison.difference.untested
     way = "better" if comparison.difference.mean > 0 else "worse"
     if significant_adjusted(comparison):
         return f"significantly {way}"
@@ -136,6 +150,24 @@ def _wins(summary: Summary) -> str:
     return f"Best final {summary.groups[0].score} by its mean: {'; '.join(parts)}." if parts else ""
 
 
+def _ranked(summary: Summary) -> list[str]:
+    ranks, labels = summary.ranks, dict(summary.methods)
+    if ranks is None:
+        return []
+    order = listed([f"{shortened(labels[name])} {value:.1f}" for name, value in ranks.average.items()])
+    pairs = [f"{shortened(labels[a])} from {shortened(labels[b])}" for a, b in ranks.apart()]
+    apart = f"apart are {_joined(pairs)}" if pairs else "no two methods are that far apart"
+    return [
+        f"Average rank by final {summary.groups[0].score} over {counted(ranks.settings, 'group')}, 1 is best: {order}. "
+        f"Critical difference {ranks.critical_difference:.1f} (Nemenyi, 5 %): {apart}. Friedman's p {_is(ranks.friedman)}."
+    ]
+
+
+def _named_reference(summary: Summary) -> str:
+    label = dict(summary.methods)[summary.reference or ""]
+    return f"{shortened(label)}, the reference"
+
+
 def _where(comparison: Comparison, summary: Summary) -> str:
     way = "above" if comparison.difference.mean > 0 else "below"
     place = f" in {shortened(comparison.group)}" if len(summary.groups) > 1 else ""
@@ -152,7 +184,7 @@ def _leader(group: Group, score_format: ScoreFormat) -> str:
     unknown = alone is None and any(method.standing["final"] == "unknown" for method in group.methods)
     rest = f"; not distinguishable from it: {listed(alike)}" if alike else ""
     if unknown and not alike:
-        rest = "; with one seed, whether the others are lower is not tested"
+        rest = f"; whether the others are lower cannot be tested: that takes {FEWEST} common seeds with different values"
     reached = f"{score_format.estimate(leader.final)}, by {shortened(leader.label)}{rest}"
     which = "mean" if alone else "best mean"
     return f"{teacher}The {which} {group.score} of the students alone at the end is {reached}."
@@ -163,7 +195,8 @@ def _against_baseline(group: Group, measure: Measure, score_format: ScoreFormat)
     if not found:
         return []
     name = measure_name(measure, group.score)
-    head = f"{name[0].upper()}{name[1:]} against the best baseline, {_named(group, found[0].baseline, measure, score_format)}"
+    reference = _named(group, found[0].reference, measure, score_format)
+    head = f"{name[0].upper()}{name[1:]} against the reference, {reference}"
     by_verdict: dict[str, list[Comparison]] = {}
     for comparison in sorted(found, key=lambda c: (c.difference.p is None, c.difference.p or 0.0)):
         by_verdict.setdefault(verdict(comparison), []).append(comparison)
@@ -200,28 +233,32 @@ def _is(p: float) -> str:
 def _speed(group: Group) -> list[str]:
     found = []
     for index in range(len(group.methods[0].held)):
-        reached = [(method, method.held[index]) for method in group.methods if method.held[index].epochs is not None]
+        reached = [(method, method.held[index]) for method in group.methods if _known(method.held[index].epochs)]
         share = f"{100 * group.methods[0].held[index].fraction:.0f} % of the teacher's {group.score}"
         if not any(method.held[index].defined for method in group.methods):
             return []
         if not reached:
-            found.append(f"No method reaches and keeps {share} in every seed.")
+            found.append(f"No method reaches and keeps {share} in more than half of its seeds.")
             break
-        by_epochs = min(reached, key=lambda pair: _mean(pair[1].epochs))
-        by_seconds = min(reached, key=lambda pair: _mean(pair[1].seconds))
+        by_epochs = min(reached, key=lambda pair: _median(pair[1].epochs))
+        by_seconds = min(reached, key=lambda pair: _median(pair[1].seconds))
         first = "first " if len(group.methods) > 1 else ""
         epochs, seconds, work = by_epochs[1].epochs, by_epochs[1].seconds, by_epochs[1].flops
-        text = f"{share} is reached {first}by {shortened(by_epochs[0].label)}: after {significant(_mean(epochs))} epochs"
-        text += f" ({duration(_mean(seconds))}, {flops(_mean(work))})"
+        text = f"{share} is reached {first}by {shortened(by_epochs[0].label)}: after {significant(_median(epochs))} epochs"
+        text += f" ({duration(_median(seconds))}, {flops(_median(work))}; medians)"
         if by_seconds[0] is not by_epochs[0]:
-            text += f"; in time first by {shortened(by_seconds[0].label)}, after {duration(_mean(by_seconds[1].seconds))}"
+            text += f"; in time first by {shortened(by_seconds[0].label)}, after {duration(_median(by_seconds[1].seconds))}"
         others = [(m, h) for m, h in reached if ("dcr" in m.method.lower()) != ("dcr" in by_epochs[0].method.lower())]
         if others:
-            second = min(others, key=lambda pair: _mean(pair[1].epochs))
+            second = min(others, key=lambda pair: _median(pair[1].epochs))
             kind = "baseline" if "dcr" in by_epochs[0].method.lower() else "DCR variant"
-            text += f"; the first {kind} is {shortened(second[0].label)}, after {significant(_mean(second[1].epochs))} epochs"
-        missing = [method.label for method in group.methods if method.held[index].epochs is None]
-        found.append(f"{text}." + (f" Not in every seed: {listed(missing)}." if missing else ""))
+            text += f"; the first {kind} is {shortened(second[0].label)}, after {significant(_median(second[1].epochs))} epochs"
+        missing = [
+            f"{shortened(method.label)} ({held.held} of {held.seeds})"
+            for method in group.methods
+            if (held := method.held[index]).held < held.seeds
+        ]
+        found.append(f"{text}." + (f" Not in every seed: {_joined(missing)}." if missing else ""))
     return found
 
 
@@ -246,6 +283,11 @@ def _mechanisms(group: Group) -> list[str]:
     return found
 
 
-def _mean(found: Estimate | None) -> float:
+def _known(found: TimeTo | None) -> bool:
+    return found is not None and found.median is not None
+
+
+def _median(found: TimeTo | None) -> float:
     assert found is not None
-    return found.mean
+    assert found.median is not None
+    return found.median

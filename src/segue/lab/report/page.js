@@ -214,15 +214,15 @@
 
   function winsTable() {
     at("wins-card").hidden = data.groups.length < 2;
-    at("wins-hint").textContent = `Final ${data.score} of the students alone, mean ± half of the 95 % interval. “≈ best”: the interval of the paired difference to the best of the column contains zero.`;
+    at("wins-hint").textContent = `Final ${data.score} of the students alone, mean ± half of the 95 % interval. “≈ best”: the paired difference to the best of the column is not significant (Holm’s adjustment for all pairs of the column; no mark where it cannot be tested).${data.ranked ? " Average rank: over the columns, 1 is best, for methods that are in all of them." : ""}`;
     at("wins").replaceChildren(
-      element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "Method"), ...data.groups.map((one) => element("th", { scope: "col" }, one.name)))),
+      element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "Method"), ...data.groups.map((one) => element("th", { scope: "col" }, one.name)), data.ranked ? element("th", { scope: "col" }, "Average rank") : null)),
       element("tbody", {}, ...data.methods.map((method) => element("tr", {}, element("th", { scope: "row" }, line(method)), ...data.groups.map((one) => {
         const win = one.wins[method.id];
         const cell = element("td", { class: win ? null : "gone" }, win ? win.text : "–", win && win.mark ? mark(win.mark) : null);
         if (win) cell.style.setProperty("--shade", win.shade);
         return cell;
-      })))));
+      }), data.ranked ? element("td", { class: "gone" }, method.rank) : null))));
   }
 
   function controls() {
@@ -302,7 +302,8 @@
   at("figures").replaceChildren(...cards.filter((_, i) => !FIGURES[i].costs));
   at("cost-figures").replaceChildren(...cards.filter((_, i) => FIGURES[i].costs));
   at("costs-reading").textContent = unbroken(data.reading);
-  at("compared-hint").textContent = `Paired by seed: the same seed trains on the same batches. ${data.comparisons} ${data.comparisons === 1 ? "comparison" : "comparisons"} per measure over all groups; p-values are given as they are and adjusted by Holm’s method. The best baseline is the one with the best mean in the group.`;
+  at("compared-hint").textContent = unbroken(data.compared_reading);
+  at("table-hint").textContent = `± is the half width of a 95 % interval over seeds (Student’s t). ${data.targets} Select a heading to sort.`;
   at("files").replaceChildren(...(data.files || []).map((path) => element("li", {}, element("a", { href: path }, path))));
   runList();
   refresh();

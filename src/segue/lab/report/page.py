@@ -21,11 +21,15 @@ SCRIPTS = ("chart.js", "page.js")
 
 
 @checked
-def build(folder: Path, *, title: str | None = None) -> Path:
-    """Write report.html, table.md, table.csv and figures/ from the runs below a folder."""
+def build(folder: Path, *, title: str | None = None, reference: str | None = None) -> Path:
+    """Write report.html, table.md, table.csv and figures/ from the runs below a folder.
+
+    `reference` names the method that the others are compared with; without it, that is the best baseline of each group, and the
+    p-values are adjusted for its choice.
+    """
     require_matplotlib()
     results = read_all(folder)
-    summary = summarize(results)
+    summary = summarize(results, reference=reference)
     drawn = figures.draw(summary, folder / "figures")
     write_file(tables.markdown(summary), folder / "table.md")
     write_file(tables.csv(summary), folder / "table.csv")
@@ -51,11 +55,16 @@ def page_data(summary: Summary, results: list[Result], title: str) -> dict[str, 
         "facts": _facts(summary),
         "findings": findings.overview(summary),
         "notes": summary.notes,
-        "methods": [{"id": name, "label": label, **vars(style_of[name])} for name, label in summary.methods],
+        "methods": [
+            {"id": name, "label": label, "rank": tables.rank_text(summary, name), **vars(style_of[name])}
+            for name, label in summary.methods
+        ],
         "groups": [_group(group, summary) for group in summary.groups],
+        "ranked": summary.ranks is not None,
         "compared": tables.COMPARED,
+        "compared_reading": tables.reading(summary),
+        "targets": tables.TARGETS,
         "reading": table_one.READING,
-        "comparisons": summary.comparisons,
         "runs": [_run(result, summary) for result in results],
     }
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
 
 from segue.lab.report import findings, table_one
+from segue.lab.report.comparisons import MEASURES, Comparison, Measure, Standing, check_reference, compare, rank, standings
 from segue.lab.report.curves import Curve, Line, early_mean, finite, gather, last, mean, overall_values, profile
 from segue.lab.report.table_one import TableOne
 from segue.reporting.formatting import ScoreFormat, counted, listed
 from segue.reporting.palette import in_order
 from segue.reporting.records import Result
-from segue.reporting.statistics import Difference, Estimate, estimate, holm, paired_difference
+from segue.reporting.statistics import Estimate, Ranks, TimeTo, estimate, time_to
 
 FRACTIONS = (0.90, 0.95, 0.99)  # of the teacher's score, for the students alone to reach and hold
 ROUNDING = 1e-9  # 0.9 * 0.8 is a little more than 0.72
-
-Measure = Literal["final", "area"]
-MEASURES: tuple[Measure, ...] = ("final", "area")
-Standing = Literal["best", "like the best", "worse", "unknown"]
+AXES = ("epoch", "seconds", "flops")  # what a run spends until it reaches a fraction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +29,9 @@ class Held:
     defined: bool  # the teacher's score is positive
     held: int  # the number of seeds that did
     seeds: int
-    epochs: Estimate | None  # all three only if every seed did
-    seconds: Estimate | None
-    flops: Estimate | None
+    epochs: TimeTo | None  # the seeds that did not are censored at their end; None without evaluations
+    seconds: TimeTo | None
+    flops: TimeTo | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +61,6 @@ class Method:
     def of(self, measure: Measure) -> Estimate | None:
         """Return the estimate of one measure."""
         return self.final if measure == "final" else self.area
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One method against the best baseline of its group, seed by seed."""
-
-    group: str
-    measure: Measure
-    method: str
-    label: str
-    baseline: str
-    baseline_label: str
-    difference: Difference
-    holm: float | None  # the p-value, adjusted for all comparisons of this measure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +107,9 @@ class Summary:
     runs: int
     score_format: ScoreFormat
     groups: list[Group]
-    comparisons: int  # with a p-value, of one measure, over all groups
+    comparisons: int  # with a p-value, of one measure, over all groups, also those with a reference that was not chosen
+    reference: str | None  # the method named beforehand; None: the best baseline of each group
+    ranks: Ranks | None  # of the methods that every group has
     notes: list[str]
 
     @property
@@ -134,8 +119,8 @@ class Summary:
         return [(name, labels[name]) for name in in_order(labels)]
 
 
-def summarize(results: list[Result]) -> Summary:
-    """Summarize saved runs: methods are compared within a group, over seeds.
+def summarize(results: list[Result], *, reference: str | None = None) -> Summary:
+    """Summarize saved runs: methods are compared within a group, over seeds, with a reference or with the best baseline.
 
     >>> summarize([]).groups
     []
@@ -148,23 +133,19 @@ def summarize(results: list[Result]) -> Summary:
         named.setdefault(f"{info.experiment}: {info.group}" if len(experiments) > 1 else info.group, []).append(run)
     score_format = _score_format(kept)
     groups = [_group(name, named[name]) for name in _group_order(list(named))]
-    compared = _adjusted([_comparisons(group, measure) for measure in MEASURES for group in groups])
+    check_reference(reference, groups)
+    compared = compare(groups, reference)
     groups = [_with(group, [found for found in compared if found.group == group.name], score_format) for group in groups]
-    family = sum(found.measure == "final" and found.holm is not None for found in compared)
     return Summary(
-        experiments=experiments, runs=len(kept), score_format=score_format, groups=groups, comparisons=family, notes=notes
+        experiments=experiments,
+        runs=len(kept),
+        score_format=score_format,
+        groups=groups,
+        comparisons=max((found.family for found in compared if found.measure == "final"), default=0),
+        reference=reference,
+        ranks=rank(groups),
+        notes=notes,
     )
-
-
-def is_baseline(method: str) -> bool:
-    """Whether a method is a baseline, which is any but DCR and its variants."""
-    return "dcr" not in method.lower()
-
-
-def best(methods: Sequence[Method], measure: Measure) -> Method | None:
-    """Select the method with the best mean; methods with a value for every seed precede the others."""
-    known = [(found, method) for method in methods if (found := method.of(measure)) is not None]
-    return max(known, key=lambda pair: (pair[0].complete, pair[0].mean))[1] if known else None
 
 
 def _without_duplicates(results: list[Result]) -> tuple[list[Result], list[str]]:
@@ -207,7 +188,10 @@ def _group(name: str, runs: list[Result]) -> Group:
     by_method: dict[str, list[Result]] = {}
     for run in sorted(runs, key=lambda run: run.run_info.seed):
         by_method.setdefault(run.run_info.method, []).append(run)
-    methods = [_method(by_method[method], sites) for method in in_order(by_method)]
+    ends = [run.train_info.points[-1] for run in runs if run.train_info.points]
+    limits = {axis: min((getattr(end, axis) for end in ends), default=None) for axis in AXES}
+    methods = [_method(by_method[method], sites, limits) for method in in_order(by_method)]
+    standing = {measure: standings(methods, measure) for measure in MEASURES}
     return Group(
         name=name,
         score=runs[0].train_info.score,
@@ -215,14 +199,14 @@ def _group(name: str, runs: list[Result]) -> Group:
         teacher_eval=mean([finite(run.train_info.teacher_eval.get(run.train_info.score)) for run in runs]),
         sites=sites,
         epochs=max((point.epoch for run in runs for point in run.train_info.points), default=0.0),
-        methods=[replace(one, standing={m: _standing(one, methods, m) for m in MEASURES}) for one in methods],
+        methods=[replace(one, standing={m: standing[m][one.method] for m in MEASURES}) for one in methods],
         comparisons=[],
         notes=findings.notes(by_method, methods),
         findings=[],
     )
 
 
-def _method(runs: list[Result], sites: list[str]) -> Method:
+def _method(runs: list[Result], sites: list[str], limits: dict[str, float | None]) -> Method:
     finals = {run.run_info.seed: finite(run.train_info.final.get(run.train_info.score)) for run in runs}
     areas = {run.run_info.seed: area(run) for run in runs}
 
@@ -235,7 +219,7 @@ def _method(runs: list[Result], sites: list[str]) -> Method:
         seeds=[run.run_info.seed for run in runs],
         final=estimate(list(finals.values())),
         area=estimate(list(areas.values())),
-        held=[_held(runs, fraction) for fraction in FRACTIONS],
+        held=[_held(runs, fraction, limits) for fraction in FRACTIONS],
         step_seconds=per_step(lambda run: run.train_info.seconds),
         step_flops=per_step(lambda run: run.train_info.flops),
         seconds=estimate([run.train_info.seconds for run in runs]),
@@ -278,70 +262,28 @@ def held_from(run: Result, fraction: float) -> int | None:
     return begin
 
 
-def _held(runs: list[Result], fraction: float) -> Held:
+def _held(runs: list[Result], fraction: float, limits: dict[str, float | None]) -> Held:
     teachers = [finite(run.train_info.teacher_eval.get(run.train_info.score)) for run in runs]
-    found = [(run, begin) for run in runs if (begin := held_from(run, fraction)) is not None]
-    points = [run.train_info.points[begin] for run, begin in found] if len(found) == len(runs) else []
+    begins = [held_from(run, fraction) for run in runs]
+    reached = [begin is not None for begin in begins]
+
+    def until(axis: str) -> TimeTo | None:
+        spent = [
+            getattr(run.train_info.points[-1 if begin is None else begin], axis)
+            for run, begin in zip(runs, begins, strict=True)
+            if run.train_info.points
+        ]
+        return time_to(spent, reached, limit=limits[axis]) if len(spent) == len(runs) else None
+
     return Held(
         fraction=fraction,
         defined=all(teacher is not None and teacher > 0 for teacher in teachers),
-        held=len(found),
+        held=sum(reached),
         seeds=len(runs),
-        epochs=estimate([point.epoch for point in points]),
-        seconds=estimate([point.seconds for point in points]),
-        flops=estimate([point.flops for point in points]),
+        epochs=until("epoch"),
+        seconds=until("seconds"),
+        flops=until("flops"),
     )
-
-
-def _paired(a: Method, b: Method, measure: Measure) -> Difference | None:
-    common = [seed for seed in a.seeds if seed in b.by_seed[measure]]
-    return paired_difference([(a.by_seed[measure][seed], b.by_seed[measure][seed]) for seed in common])
-
-
-def _standing(method: Method, methods: list[Method], measure: Measure) -> Standing:
-    leader = best(methods, measure)
-    if leader is None or len(methods) < 2:  # nothing to compare with
-        return "unknown"
-    if method is leader:
-        return "best"
-    difference = _paired(method, leader, measure)
-    if difference is None or difference.excludes_zero is None:
-        return "unknown"
-    return "worse" if difference.excludes_zero else "like the best"
-
-
-def _comparisons(group: Group, measure: Measure) -> list[Comparison]:
-    baseline = best([method for method in group.methods if is_baseline(method.method)], measure)
-    if baseline is None:
-        return []
-    found = [(method, _paired(method, baseline, measure)) for method in group.methods if method is not baseline]
-    return [
-        Comparison(
-            group=group.name,
-            measure=measure,
-            method=method.method,
-            label=method.label,
-            baseline=baseline.method,
-            baseline_label=baseline.label,
-            difference=difference,
-            holm=None,
-        )
-        for method, difference in found
-        if difference is not None
-    ]
-
-
-def _adjusted(found: list[list[Comparison]]) -> list[Comparison]:
-    flat = [comparison for comparisons in found for comparison in comparisons]
-    adjusted: dict[int, float] = {}
-    for measure in MEASURES:
-        family = [
-            (index, comparison.difference.p)
-            for index, comparison in enumerate(flat)
-            if comparison.measure == measure and comparison.difference.p is not None
-        ]
-        adjusted |= dict(zip((index for index, _ in family), holm([p for _, p in family]), strict=True))
-    return [replace(comparison, holm=adjusted.get(index)) for index, comparison in enumerate(flat)]
 
 
 def _with(group: Group, comparisons: list[Comparison], score_format: ScoreFormat) -> Group:

@@ -20,10 +20,11 @@ from segue.reporting.formatting import (
     seeds_behind,
     significant,
 )
-from segue.reporting.statistics import Estimate
+from segue.reporting.statistics import FEWEST, Estimate, TimeTo
 
 if TYPE_CHECKING:
-    from segue.lab.report.summary import Comparison, Group, Held, Method, Summary
+    from segue.lab.report.comparisons import Comparison
+    from segue.lab.report.summary import Group, Held, Method, Summary
     from segue.lab.report.table_one import TableOne
 
 
@@ -102,16 +103,17 @@ def compared(comparison: Comparison, score_format: ScoreFormat) -> list[Cell]:
     difference = comparison.difference
     return [
         Cell(comparison.label),
-        Cell(comparison.baseline_label),
+        Cell(comparison.reference_label),
         Cell(score_format.difference(difference), difference.mean),
         Cell(str(difference.pairs), difference.pairs),
         Cell(p_value(difference.p), difference.p),
+        Cell(p_value(difference.exact), difference.exact),
         Cell(p_value(comparison.holm), comparison.holm),
         Cell(findings.verdict(comparison)),
     ]
 
 
-COMPARED = ["Method", "Best baseline", "Difference (95 % interval)", "Pairs", "p", "p, Holm", "Verdict"]
+COMPARED = ["Method", "Reference", "Difference (95 % interval)", "Pairs", "p", "p, exact", "p, Holm", "Verdict"]
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # what a spreadsheet takes for the begin of one; the last four are wide
 MARKS = {"best": "best", "like the best": "≈ best", "worse": "", "unknown": ""}
 
@@ -167,8 +169,8 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
     for held in method.held:
         percent = f"{100 * held.fraction:.0f}"
         row[f"held_{percent}"] = held.held if held.defined else None
-        for name, found in (("epochs", held.epochs), ("seconds", held.seconds), ("flops", held.flops)):
-            row |= estimated(f"{name}_to_{percent}", found)
+        for name, spent in (("epochs", held.epochs), ("seconds", held.seconds), ("flops", held.flops)):
+            row |= _spent(f"{name}_to_{percent}", spent)
     for name, found in (
         ("seconds_per_step", method.step_seconds),
         ("flops_per_step", method.step_flops),
@@ -181,10 +183,11 @@ def _numbers(group: Group, method: Method) -> dict[str, object]:
     for measure in findings.MEASURE_NAMES:
         found_one = next((c for c in group.comparisons if c.measure == measure and c.method == method.method), None)
         difference = found_one and found_one.difference
-        row[f"{measure}_baseline"] = found_one and found_one.baseline
+        row[f"{measure}_reference"] = found_one and found_one.reference
         row[f"{measure}_difference"] = difference and difference.mean
         row[f"{measure}_difference_half"] = difference and difference.half
         row[f"{measure}_p"] = difference and difference.p
+        row[f"{measure}_p_exact"] = difference and difference.exact
         row[f"{measure}_p_holm"] = found_one and found_one.holm
     return row
 
@@ -201,6 +204,14 @@ def _table_one_numbers(row: TableOne) -> dict[str, object]:
 def estimated(name: str, found: Estimate | None) -> dict[str, object]:
     """Return an estimate as three columns of a CSV file."""
     return {f"{name}_mean": found and found.mean, f"{name}_half": found and found.half, f"{name}_n": found.n if found else 0}
+
+
+def _spent(name: str, found: TimeTo | None) -> dict[str, object]:
+    return {
+        f"{name}_median": found and found.median,
+        f"{name}_restricted_mean": found and found.restricted_mean,
+        f"{name}_limit": found and found.limit,
+    }
 
 
 def _scored(found: Estimate | None, score_format: ScoreFormat) -> Cell:
@@ -228,15 +239,17 @@ def _break_even(row: TableOne) -> Cell:
     return Cell("none") if never else _with_interval(found, significant)
 
 
-def _until(index: int, read: Callable[[Held], Estimate | None], write: Callable[[float], str]) -> Callable[[Method], Cell]:
+def _until(index: int, read: Callable[[Held], TimeTo | None], write: Callable[[float], str]) -> Callable[[Method], Cell]:
     def cell(method: Method) -> Cell:
         held = method.held[index]
         found = read(held)
         if not held.defined:
             return Cell(NOTHING)
-        if found is None:
-            return Cell("not reached" if not held.held else f"not reached in {held.seeds - held.held} of {held.seeds}")
-        return Cell(write(found.mean), found.mean)
+        lost = held.seeds - held.held
+        missing = "not reached" + (f" ({lost} of {held.seeds})" if held.held else "")
+        if found is None or found.median is None:
+            return Cell(missing)
+        return Cell(write(found.median) + (f"; {missing}" if lost else ""), found.median)
 
     return cell
 
@@ -250,16 +263,41 @@ def _wins(summary: Summary) -> list[str]:
             mark = MARKS[method.standing["final"]] if method else ""
             text = _scored(method.final, summary.score_format).text if method else NOTHING
             cells.append(f"{text} ({mark})" if mark else text)
-        rows.append([label, *cells])
-    return as_table(["Method", *(group.name for group in summary.groups)], rows)
+        rows.append([label, *cells, *([rank_text(summary, name)] if summary.ranks else [])])
+    return as_table(["Method", *(group.name for group in summary.groups), *(["Average rank"] if summary.ranks else [])], rows)
+
+
+def rank_text(summary: Summary, method: str) -> str:
+    """Format the average rank of a method; a dash where it has none."""
+    found = summary.ranks.average.get(method) if summary.ranks else None
+    return NOTHING if found is None else f"{found:.2f}"
+
+
+def reading(summary: Summary) -> str:
+    """Say how the comparisons of methods are made."""
+    family = counted(summary.comparisons, "comparison")
+    reference = (
+        "The reference is the baseline with the best mean of the group. The same scores choose it and test it, so p-values are "
+        f"adjusted by Holm's method for the {family} of a measure with any baseline, over all groups."
+        if summary.reference is None
+        else f"The reference is named beforehand; p-values are adjusted by Holm's method over the {family} of a measure."
+    )
+    return (
+        "Differences are paired by seed: the same seed trains on the same batches. p is by Student's t; the exact p flips "
+        "signs, assumes no normal distribution, and cannot be below 2 / 2^pairs (0.06 with five). Intervals are those of one "
+        "comparison. "
+        f"{reference} With fewer than {FEWEST} common seeds, or equal differences, nothing is called significant."
+    )
+
+
+TARGETS = (
+    "A percentage of the teacher's score is reached at the first evaluation from which the students alone keep it to the end: "
+    "the median over seeds (Kaplan and Meier), where seeds that do not reach it count as censored at their end."
+)
 
 
 def _legend(summary: Summary) -> str:
-    return (
-        "± is the half width of a 95 % interval over seeds (Student's t). A percentage of the teacher's score is reached at "
-        "the first evaluation from which the students alone keep it to the end. Differences are paired by seed; p-values are "
-        f"adjusted by Holm's method over the {counted(summary.comparisons, 'comparison')} of a measure."
-    )
+    return f"± is the half width of a 95 % interval over seeds (Student's t). {TARGETS} {reading(summary)}"
 
 
 def as_csv(rows: list[dict[str, object]]) -> str:

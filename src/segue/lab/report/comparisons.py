@@ -1,0 +1,134 @@
+"""Comparisons: which methods differ, with a reference named beforehand or one whose choice is adjusted for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal
+
+from segue.errors import ConfigError, nearest
+from segue.reporting.statistics import ALPHA, Difference, Ranks, average_ranks, holm_selected, paired_difference
+
+if TYPE_CHECKING:
+    from segue.lab.report.summary import Group, Method
+
+Measure = Literal["final", "area"]
+MEASURES: tuple[Measure, ...] = ("final", "area")
+Standing = Literal["best", "like the best", "worse", "unknown"]
+Key = tuple[str, frozenset[str]]  # a group and two of its methods
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One method against the reference of its group, seed by seed."""
+
+    group: str
+    measure: Measure
+    method: str
+    label: str
+    reference: str
+    reference_label: str
+    difference: Difference
+    holm: float | None  # the p-value, adjusted for all comparisons of this measure that could have been made
+    family: int  # the number of these
+
+
+def is_baseline(method: str) -> bool:
+    """Whether a method is a baseline, which is any but DCR and its variants."""
+    return "dcr" not in method.lower()
+
+
+def best(methods: Sequence[Method], measure: Measure) -> Method | None:
+    """Select the method with the best mean; methods with a value for every seed precede the others."""
+    known = [(found, method) for method in methods if (found := method.of(measure)) is not None]
+    return max(known, key=lambda pair: (pair[0].complete, pair[0].mean))[1] if known else None
+
+
+def paired(a: Method, b: Method, measure: Measure) -> Difference | None:
+    """Compare two methods over the seeds that both have."""
+    common = [seed for seed in a.seeds if seed in b.by_seed[measure]]
+    return paired_difference([(a.by_seed[measure][seed], b.by_seed[measure][seed]) for seed in common])
+
+
+def check_reference(reference: str | None, groups: Sequence[Group]) -> None:
+    """Refuse a reference that no group has."""
+    names = list(dict.fromkeys(method.method for group in groups for method in group.methods))
+    if reference is not None and reference not in names:
+        raise ConfigError(
+            f"no run has the method {reference!r}, the reference.",
+            nearest(reference, names),
+            "name one of the methods of these runs, or none: then it is the best baseline, and its choice is adjusted for.",
+        )
+
+
+def compare(groups: Sequence[Group], reference: str | None) -> list[Comparison]:
+    """Compare every method with the reference of its group: the named one, or the baseline with the best mean.
+
+    The best baseline is chosen by the scores that it is then tested on. So the p-values are adjusted for the comparisons with
+    every baseline that could have come out best; with a named reference there is one comparison per method.
+    """
+    return [found for measure in MEASURES for found in _compare(groups, measure, reference)]
+
+
+def _compare(groups: Sequence[Group], measure: Measure, reference: str | None) -> list[Comparison]:
+    p_values: dict[Key, float | None] = {}
+    shown: dict[Key, tuple[Group, Method, Method, Difference]] = {}
+    for group in groups:
+        candidates = [m for m in group.methods if (is_baseline(m.method) if reference is None else m.method == reference)]
+        chosen = best(candidates, measure)
+        for candidate in candidates:
+            for method in group.methods:
+                difference = None if method is candidate else paired(method, candidate, measure)
+                if difference is None:
+                    continue
+                key = (group.name, frozenset((method.method, candidate.method)))
+                p_values[key] = difference.p
+                if candidate is chosen:
+                    shown[key] = (group, method, candidate, difference)
+    family = sum(p is not None for p in p_values.values())
+    return [
+        Comparison(
+            group=group.name,
+            measure=measure,
+            method=method.method,
+            label=method.label,
+            reference=chosen.method,
+            reference_label=chosen.label,
+            difference=difference,
+            holm=adjusted,
+            family=family,
+        )
+        for (group, method, chosen, difference), adjusted in zip(
+            shown.values(), holm_selected(p_values, list(shown)), strict=True
+        )
+    ]
+
+
+def standings(methods: Sequence[Method], measure: Measure) -> dict[str, Standing]:
+    """Compare every method of a group with its best; the tests are adjusted for all pairs, since the data chose the best."""
+    leader = best(methods, measure)
+    if leader is None or len(methods) < 2:  # nothing to compare with
+        return {method.method: "unknown" for method in methods}
+    pairs = {frozenset((a.method, b.method)): paired(a, b, measure) for a, b in combinations(methods, 2)}
+    others = [method.method for method in methods if method is not leader]
+    shown = [frozenset((name, leader.method)) for name in others]
+    adjusted = holm_selected({key: None if found is None else found.p for key, found in pairs.items()}, shown)
+    found: dict[str, Standing] = {leader.method: "best"}
+    for name, key, p in zip(others, shown, adjusted, strict=True):
+        difference = pairs[key]
+        if difference is None or difference.untested or p is None:
+            found[name] = "unknown"
+        else:
+            found[name] = "worse" if p < ALPHA else "like the best"
+    return found
+
+
+def rank(groups: Sequence[Group]) -> Ranks | None:
+    """Rank the methods that every group has by their final means; None where there are too few methods or groups."""
+    finals = {
+        method.method: [own.final.mean for group in groups if (own := group.method(method.method)) and own.final]
+        for group in groups
+        for method in group.methods
+    }
+    return average_ranks({name: means for name, means in finals.items() if len(means) == len(groups)}) if groups else None
