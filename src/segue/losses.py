@@ -30,6 +30,7 @@ __all__ = [
     "LogitDistillation",
     "OnTeacherStream",
     "PairLoss",
+    "PredictionDistillation",
     "weight_at",
 ]
 
@@ -165,6 +166,26 @@ class LogitDistillation:
         if divergence.dim() == 2:
             divergence = similarity.average(divergence, mask)
         return divergence.mean() * self.temperature**2
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class PredictionDistillation:
+    """The mean squared error of the two models' predictions: what KL is for classes, for a diffusion model's noise or velocity.
+
+    `prediction` takes them from what the model returns; by default the `sample` of a diffusers output, or the first floating
+    tensor. A model that also predicts variances takes prediction=lambda output: output.sample.chunk(2, dim=1)[0].
+    """
+
+    weight: NotNegative = 1.0
+    schedule: Schedule = field(default_factory=lambda: Constant(alpha=1.0))
+    prediction: Callable[[Any], Tensor] | None = None
+
+    def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
+        error = (_float(student) - _float(teacher)).square()
+        if mask is not None and error.dim() == 3:  # (batch, tokens, features), as of a sequence
+            return similarity.average(error.mean(-1), mask).mean()
+        return error.mean()
 
 
 def weight_at(loss: object, progress: float, site: Site) -> float:

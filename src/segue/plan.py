@@ -11,7 +11,7 @@ from segue import gates, losses, schedules, sites, students
 from segue.border import Rule, Seed, checked
 from segue.errors import PlanError, nearest
 from segue.gates import Blend, Gate
-from segue.losses import CosineGuidance, FeatureGuidance, LogitDistillation, PairLoss
+from segue.losses import CosineGuidance, FeatureGuidance, LogitDistillation, PairLoss, PredictionDistillation
 from segue.schedules import Schedule, aggr20
 from segue.settings import Serializer, public_kinds
 from segue.sites import Selector
@@ -29,8 +29,8 @@ encode, decode = SERIALIZER.encode, SERIALIZER.decode
 
 
 Distillation: TypeAlias = Annotated[
-    LogitDistillation | FeatureGuidance | CosineGuidance,
-    Rule("a loss on the outputs of the model: LogitDistillation, FeatureGuidance or CosineGuidance"),
+    LogitDistillation | PredictionDistillation | FeatureGuidance | CosineGuidance,
+    Rule("a loss on the outputs of the model: LogitDistillation, PredictionDistillation, FeatureGuidance or CosineGuidance"),
 ]
 
 

@@ -24,7 +24,11 @@ RENAMED_FIELDS = {
     "SentenceTask": {"look": "eval_examples"},
 }
 DROPPED_PREFIXES = {"students.FlaLayer": {"name": "fla:"}}
-ADDED_FIELDS = {"students.Fourier": {"across": "head"}}
+FIRST_OPERATORS = (
+    *("Fourier", "LinearAttention", "Linformer", "Nystrom", "Performer", "SlidingWindow", "Softmax", "WindowedLinear"),
+)
+ADDED_FIELDS: dict[str, dict[str, Any]] = {f"students.{name}": {"ignore": []} for name in FIRST_OPERATORS}
+ADDED_FIELDS["students.Fourier"]["across"] = "head"
 
 
 def public_kinds(module: ModuleType, prefix: str = "") -> dict[str, type[Any]]:

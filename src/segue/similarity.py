@@ -165,6 +165,9 @@ def as_real(x: Tensor) -> Tensor:
 def average(per_token: Tensor, mask: Tensor | None) -> Tensor:
     """Average each sample over the tokens that count: (batch, tokens) -> (batch,)."""
     _require_tensor(per_token, "what is averaged")
+    if per_token.dim() < 2:
+        found = f"It has shape {tuple(per_token.shape)}."
+        raise PlanError("what is averaged must have one number per token.", found, "give a tensor of shape (batch, tokens).")
     if mask is None:
         return per_token.mean(1)
     counts = _checked(mask, per_token).to(per_token.dtype)

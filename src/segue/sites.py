@@ -53,6 +53,7 @@ class Site:
     depth: int = 0  # the first number in its name (7 for `blocks.7.attn`), else its index
     index: int = 0  # its position among the chosen sites, in the order of the model
     count: int = 1  # the number of chosen sites
+    start: int = 0  # of a span, the position of its first layer in their list
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,8 +68,8 @@ class Site:
         """What selects this site and no other."""
         if not self.is_span:
             return self.name
-        layers, _, first = self.name.rpartition(".")
-        return Span(layers, every=len(self.members), first=int(first), last=int(first) + len(self.members) - 1)
+        layers, size = self.name.rpartition(".")[0], len(self.members)
+        return Span(layers, every=size, first=self.start, last=self.start + size - 1)
 
 
 @checked
@@ -91,6 +92,7 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
 
     chosen: set[int] = set()
     spans: dict[str, tuple[str, ...]] = {}  # their members, by the first of them
+    starts: dict[str, int] = {}
     patterns = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not patterns:
         raise SiteError(
@@ -99,8 +101,9 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
     for pattern in patterns:
         if isinstance(pattern, Span):
             groups = _groups(pattern, model, named)
-            spans |= {group[0]: group for group in groups}
-            chosen |= {id(named[group[0]]) for group in groups}
+            spans |= {group[0]: group for _, group in groups}
+            starts |= {group[0]: start for start, group in groups}
+            chosen |= {id(named[group[0]]) for _, group in groups}
             continue
         matches = _matcher(pattern)
         hits = {id(module) for name, module in named.items() if _decided(matches(name, module), name)}
@@ -114,7 +117,7 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
     _refuse_seams(covered, model)
     _refuse_nesting(covered)
     result = [
-        Site(names[0], tuple(names[1:]), group, _depth(names[0], i), i)
+        Site(names[0], tuple(names[1:]), group, _depth(names[0], i), i, start=starts.get(names[0], 0))
         for i, (names, group) in enumerate(zip(found, members, strict=True))
     ]
     return [replace(site, count=len(result)) for site in result]
@@ -137,8 +140,8 @@ def _decided(answer: object, name: str) -> bool:
         ) from None
 
 
-def _groups(span: Span, model: nn.Module, named: dict[str, nn.Module]) -> list[tuple[str, ...]]:
-    """Divide the layers that a span selects into groups."""
+def _groups(span: Span, model: nn.Module, named: dict[str, nn.Module]) -> list[tuple[int, tuple[str, ...]]]:
+    """Divide the layers that a span selects into groups, each with the position of its first layer."""
     lists = {name: module for name, module in named.items() if isinstance(module, nn.ModuleList | nn.Sequential)}
     places = [name for name in lists if name == span.layers] or [name for name in lists if name.endswith(f".{span.layers}")]
     if len(places) != 1:
@@ -163,8 +166,16 @@ def _groups(span: Span, model: nn.Module, named: dict[str, nn.Module]) -> list[t
             "One module has several names there.",
             "a shared layer is one site and cannot be grouped: name it by a glob. Nothing was changed.",
         )
+    uncalled = next((name for name, layer in meant if isinstance(layer, nn.ModuleList | nn.ModuleDict)), None)
+    if uncalled is not None:
+        kind = type(named[f"{places[0]}.{uncalled}"]).__name__
+        raise SiteError(
+            f"{span} selects layers of {places[0]!r} that the model never calls.",
+            f"'{places[0]}.{uncalled}' is an nn.{kind}: the code around it calls its parts, and joins what they return.",
+            f"choose the parts as sites ('{places[0]}.*.0'), or write a layer as one module. Nothing was changed.",
+        )
     names = [f"{places[0]}.{name}" for name, _ in meant]
-    return [tuple(names[i : i + span.every]) for i in range(0, len(names), span.every)]
+    return [(span.first + i, tuple(names[i : i + span.every])) for i in range(0, len(names), span.every)]
 
 
 def is_seam(module: nn.Module) -> bool:

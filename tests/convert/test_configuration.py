@@ -95,6 +95,8 @@ def test_configurations_inside_are_held_to_the_same():
         ({"model_type": "llama", "hidden_size": "wide"}, "transformers raises"),
         ({"model_type": "llama", "rope_parameters": {"rope_type": "\x1b[2J"}}, "'rope_parameters' has control characters"),
         ({"model_type": "llama", "hidden_act": "silu\u202e"}, "'hidden_act' has control characters"),
+        ({"model_type": "llama", "is_encoder_decoder": [None]}, "'is_encoder_decoder' is [None], not true or false"),
+        ({"model_type": "llama", "attention_bias": "no"}, "not true or false"),
         ({"model_type": "no_such_model"}, "The configuration names it"),
         ({"model_type": ["llama"]}, "The configuration names it"),
         ({}, "The configuration names it"),

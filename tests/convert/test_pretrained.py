@@ -266,6 +266,11 @@ def without_tokenizer(folder):
         path.unlink()
 
 
+def without_a_length(folder):
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": "x"}))
+
+
 def pickled(folder):
     (folder / "model.safetensors").unlink()
     torch.save(model("llama").state_dict(), folder / "pytorch_model.bin")
@@ -293,6 +298,7 @@ def with_code(folder):
     ("spoil", "found"),
     [
         (without_tokenizer, "tokenizer"),
+        (without_a_length, "ValueError: model_max_length in tokenizer_config.json is 'x', not a number"),
         (pickled, "no file named model.safetensors"),
         (cut_short, "SafetensorError"),
         (a_weight_less, "lack 1 weights (model.layers.1.mlp.up_proj.weight first)"),

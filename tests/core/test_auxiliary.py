@@ -6,7 +6,15 @@ from torch import nn
 
 import segue
 from segue.errors import HandoverError, PlanError
-from segue.losses import CkaGuidance, CosineGuidance, FeatureGuidance, LogitDistillation, OnTeacherStream, weight_at
+from segue.losses import (
+    CkaGuidance,
+    CosineGuidance,
+    FeatureGuidance,
+    LogitDistillation,
+    OnTeacherStream,
+    PredictionDistillation,
+    weight_at,
+)
 from segue.schedules import Hold
 from segue.sites import Site
 from tests.helpers.tiny import SITES, Net, batch, constant, optimizer_for, same_bits, start, train
@@ -104,6 +112,32 @@ def test_distillation_takes_the_logits_of_a_dictionary():
         theirs = handover.model(x)["logits"]
     ours = handover.model(x)["logits"]
     torch.testing.assert_close(handover.aux_loss(), LogitDistillation()(theirs, ours, None))
+
+
+class Denoiser(Net):
+    """Return a prediction as diffusers does: by name, after something else."""
+
+    def forward(self, x):
+        return {"variance": 10 * x.mean(1), "sample": super().forward(x)}
+
+
+@pytest.mark.parametrize("pick", [None, lambda output: output["variance"]], ids=["sample", "own"])
+def test_predictions_are_distilled(pick):
+    plan = segue.Plan(sites=SITES, schedule=constant(0.0), distill=PredictionDistillation(weight=2.0, prediction=pick))
+    handover, x = segue.replace_(Denoiser().train(), plan, total_steps=10), batch()[0]
+    with handover.as_teacher(), torch.no_grad():
+        theirs = handover.model(x)
+    ours, name = handover.model(x), "sample" if pick is None else "variance"
+    torch.testing.assert_close(handover.aux_loss(), 2 * (ours[name] - theirs[name]).square().mean())
+
+
+def test_a_prediction_that_is_no_tensor_is_refused():
+    plan = segue.Plan(sites=SITES, schedule=constant(0.0), distill=PredictionDistillation(prediction=lambda output: "noise"))
+    handover = start(plan)
+    handover.model(batch()[0])
+    text = r"PredictionDistillation\(prediction=...\) must return a floating tensor, got str."
+    with pytest.raises(PlanError, match=text):
+        handover.aux_loss()
 
 
 def test_on_teacher_stream_compares_with_a_full_teacher_pass():

@@ -16,6 +16,7 @@ from segue.errors import HandoverError, StudentError
 from segue.gates import Bernoulli, Blend, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.schedules import Staggered
+from segue.students import LinearAttention, WindowedLinear
 from tests.helpers import tiny
 from tests.helpers.tiny import needs_inductor, same_bits
 from tests.students.attention import tiny_attention  # noqa: F401  registers the attention of tiny.Net
@@ -125,6 +126,23 @@ def test_the_graphs_own_backward_gives_the_gradients_of_eager_code():
     assert graphs == [1, 1, 1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("student", [LinearAttention(), WindowedLinear(window=4)], ids=lambda student: type(student).__name__)
+def test_the_backward_pass_of_an_operator_compiles_in_the_anneal_and_in_the_finished_model(student):
+    """The views in the backward pass of its projections must fit the layout that the kernels really give to gradients."""
+    runs = [begin(vit(1), student=student) for _ in range(2)]
+    call, _ = compiled(runs[1].model, "aot_eager")
+    for _ in range(5):
+        assert_same_step(gradients(runs[1], call), gradients(runs[0], runs[0].model))
+    images, labels = batch()
+    steps = []
+    for run, forward in zip(runs, (runs[0].model, call), strict=True):
+        run.finalize_()
+        parameters = list(run.model.parameters())
+        loss = F.cross_entropy(forward(images), labels)
+        steps.append([loss.detach(), *torch.autograd.grad(loss, parameters)])
+    assert_same_step(steps[1], steps[0])
+
+
 def test_the_ends_are_either_side_bit_for_bit():
     model = vit(1).eval()
     handover = begin(model)
@@ -163,7 +181,7 @@ def assert_ends_are_views(handover: segue.Handover, call) -> None:
 
 @needs_inductor
 def test_inductor_keeps_the_ends_the_gradients_and_one_graph():
-    settings = {"guidance": FeatureGuidance(), "student": segue.students.Performer(features=6)}
+    settings = {"guidance": FeatureGuidance(), "student": LinearAttention()}
     eager, handover = begin(tiny.Net(depth=1).train(), **settings), begin(model := tiny.Net(depth=1).train(), **settings)
     call, counter = compiled(model, "inductor")
     for _ in range(6):

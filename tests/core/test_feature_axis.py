@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import segue
-from segue.core.seam import Watch
+from segue.core.modes import Watch
 from segue.errors import PlanError
 from segue.losses import CosineGuidance, FeatureAxis, OnTeacherStream
 from tests.helpers.tiny import constant

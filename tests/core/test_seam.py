@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from segue.core.seam import Mode, Seam, SeamState, View, Watch, Withheld, mode_of
+from segue.core.modes import Mode, SeamState, View, Watch, mode_of
+from segue.core.seam import Seam
+from segue.core.withheld import Withheld
 from segue.errors import HandoverError, StudentError
 from segue.sites import Site
 
@@ -300,11 +302,14 @@ def test_a_seam_can_be_copied():
 
 
 def test_a_withheld_weight_has_parts_but_no_protocols():
-    weight = Withheld("blocks.0.attn.weight")
+    weight = Withheld("blocks.0.attn", "weight", torch.ones(1))
+    assert weight.ndim == 1
     assert weight.data.name == "blocks.0.attn.weight.data"
     assert not hasattr(weight, "__array__")
     with pytest.raises(HandoverError, match=r"uses the weights 'blocks\.0\.attn\.weight\.data' inside it"):
         torch.add(torch.ones(1), weight.data)
+    with pytest.raises(HandoverError, match=r"uses the weights 'blocks\.0\.attn\.weight' inside it"):
+        weight.div_(2)  # as RWKV rescales its layers
 
 
 def test_a_new_seam_is_its_teacher_in_training_and_in_evaluation():

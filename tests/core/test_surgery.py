@@ -148,3 +148,21 @@ def test_a_span_is_one_layer_while_it_runs_and_fewer_layers_afterwards():
     handover.finalize_()
     assert dict(model.blocks.named_children()) == {"0": students[0], "1": students[1], "2": last}
     assert torch.equal(model(x), by_students)
+
+
+class Silent(nn.Linear):
+    """A module whose train() returns nothing, as timm's LeViT attention has."""
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+
+
+@pytest.mark.parametrize("student", [segue.students.Reinit(), lambda teacher, site: Silent(4, 4)])
+def test_a_module_whose_train_returns_nothing_stays(student):
+    model = nn.Sequential(Silent(4, 4), nn.Linear(4, 4))
+    plan = segue.methods.distillation(sites="0", student=student, train="all")
+    handover = segue.replace_(model, plan, total_steps=2)
+    model(torch.randn(2, 4))
+    handover.finalize_(force=True)
+    assert isinstance(model[0], Silent)
+    assert model(torch.randn(2, 4)).shape == (2, 4)

@@ -4,6 +4,7 @@ import copy
 import gc
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,18 @@ from tests.helpers.tiny import SITES, Attention, Net, batch, constant, optimizer
 from tests.torture.wrong_calls import fingerprint
 
 CORE = str(Path(handover_module.__file__).parent)
-WATCHED = ("handover.py", "surgery.py", "backbone.py", "building.py", "seam.py", "verify.py", "auxiliary.py")
+WATCHED = (
+    "handover.py",
+    "surgery.py",
+    "span.py",
+    "shortening.py",
+    "rebuilding.py",
+    "backbone.py",
+    "building.py",
+    "seam.py",
+    "verify.py",
+    "auxiliary.py",
+)
 
 
 class PulledPlugError(BaseException):
@@ -85,16 +97,33 @@ class Shared(Net):
         self.register_forward_hook(lambda *_: None)
 
 
+class Configured(Net):
+    """A network that is built from its configuration, as nanoGPT is."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__(depth=config.num_hidden_layers)
+        self.config = config
+        for i, block in enumerate(self.blocks):
+            block.layer_idx, block.first = i, i < config.first
+
+
+def prepared(name: str) -> nn.Module:
+    if name == "configured":
+        return Configured(SimpleNamespace(num_hidden_layers=2, first=1, kinds=["a", "a"])).train()
+    return Shared(name).train()
+
+
 PLANS = {
     "sites": segue.Plan(sites=SITES, train="all", distill=segue.losses.LogitDistillation()),
     "spans": segue.Plan(sites=segue.Span("blocks"), student=segue.students.OneLayer(), guidance=segue.losses.FeatureGuidance()),
+    "configured": segue.Plan(sites=segue.Span("blocks"), student=segue.students.OneLayer(which=1)),
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", ["sites", "spans"])
 def test_replace_interrupted_anywhere_leaves_the_model_as_it_was(name):
     plan, example = PLANS[name], batch(size=2)[0]
-    model = Shared(name).train()
+    model = prepared(name)
     gc.collect()
     before, listening = structure(model), len(_listening)
     count = 0
@@ -112,7 +141,7 @@ def test_replace_interrupted_anywhere_leaves_the_model_as_it_was(name):
 @pytest.mark.parametrize("end", ["finalize_", "cancel_"])
 def test_an_end_interrupted_anywhere_leaves_the_handover_running(name, end):
     def begin():
-        handover = segue.replace_(Shared(name).train(), PLANS[name], total_steps=4)
+        handover = segue.replace_(prepared(name), PLANS[name], total_steps=4)
         train(handover, optimizer_for(handover), 2)
         return handover
 
@@ -130,7 +159,12 @@ def test_an_end_interrupted_anywhere_leaves_the_handover_running(name, end):
         assert (structure(running[-1].model), fingerprint(running[-1])) == before, place
     handover = running[-1]
     assert same_state(handover.model.state_dict(), undisturbed)
-    assert handover.model.config.num_hidden_layers == (1 if name == "spans" and end == "finalize_" else 2)
+    assert handover.model.config.num_hidden_layers == (1 if name != "sites" and end == "finalize_" else 2)
+    if name == "configured":
+        config, layer = handover.model.config, handover.model.blocks[0]
+        shortened = end == "finalize_"
+        assert (config.first, config.kinds) == ((0, ["a"]) if shortened else (1, ["a", "a"]))
+        assert (layer.layer_idx, layer.first) == (0, not shortened)  # the student is a copy of the second layer
 
 
 def test_a_handover_goes_on_after_an_end_that_failed():

@@ -140,6 +140,7 @@ def plans() -> dict[str, segue.Plan]:
         "hold": segue.Plan(sites=SITES, schedule=local),
         "performer": segue.Plan(sites=SITES, student=segue.students.Performer(features=8), guidance=always),
         "windowed linear": segue.Plan(sites=SITES, student=segue.students.WindowedLinear(window=2), guidance=always),
+        "a span": segue.Plan(sites=segue.Span("blocks", every=3), gate=gates["bernoulli"], seed=seed, guidance=always),
         "hold with guidance": segue.Plan(sites=SITES, schedule=local, guidance=always),
     }
 

@@ -6,6 +6,7 @@ from torch import nn
 
 import segue
 from segue.errors import PlanError, StudentError
+from segue.sites import Site
 from segue.students import Adapter
 from segue.students.adapters import Adapted
 from tests.helpers.models import build, mlp, rows
@@ -119,3 +120,19 @@ def test_what_cannot_be_adapted():
 def test_a_plan_with_an_adapter_survives_json():
     plan = segue.Plan(sites="2", adapter=Adapter(inside=4))
     assert segue.Plan.from_dict(plan.to_dict()) == plan
+
+
+class Gated(nn.Module):
+    """The layer that is registered last is not the one that is called last, as in Llama's own code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2, self.w3 = nn.Linear(8, 20), nn.Linear(20, 8), nn.Linear(8, 20)
+
+    def forward(self, x):
+        return self.w2(self.w1(x).sigmoid() * self.w3(x))
+
+
+def test_the_width_is_that_of_the_output_not_of_the_last_layer():
+    student = Adapter(inside=4)(nn.Linear(4, 4), Gated(), Site("here"))
+    assert student(torch.randn(2, 3, 8)).shape == (2, 3, 8)

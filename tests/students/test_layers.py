@@ -6,13 +6,13 @@ import transformers
 from torch import nn
 
 import segue
-from segue.core.surgery import finished_name
+from segue.core.shortening import finished_name
 from segue.errors import SiteError, StudentError
 from segue.gates import Bernoulli
 from segue.losses import FeatureGuidance, OnTeacherStream
 from segue.schedules import Constant, Linear
 from segue.students import OneLayer, Reinit, WindowedLinear
-from segue.students.layers import Chain, InTuples, Passthrough
+from segue.students.layers import Chain
 from tests.helpers.models import CLASSES, VOCABULARY, build, images, sentences, text, timm_vit
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 4}
@@ -303,9 +303,3 @@ def test_reinit_of_a_span_is_one_fresh_layer():
     assert isinstance(student, nn.Linear)
     assert student.bias.abs().sum() == 0
     assert not torch.equal(student.weight, chain.layers[0].weight)
-
-
-def test_a_passthrough_returns_its_input():
-    x = torch.randn(2)
-    assert Passthrough(InTuples())(x, 3) is x
-    assert Passthrough(InTuples())(hidden_states=x) is x

@@ -3,13 +3,14 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 import segue
 from segue.errors import PlanError, StudentError
 from segue.sites import Site
 from segue.students import CopyMatching, Kaiming, LowRankMlp, TruncatedSvd
-from segue.students.low_rank import LowRankLinear
+from segue.students.low_rank import LowRankLinear, is_linear
 from tests.helpers.models import bert, build, gpt2, hf_vit, images, llama, named_images, sentences, text
 from tests.students.handing_over import compiled_equals_eager, through_a_handover, timm_glu, timm_swiglu, timm_vit
 
@@ -146,6 +147,33 @@ def test_no_linear_layer():
     with pytest.raises(StudentError) as error:
         LowRankMlp(rank=2)(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()), SITE)
     assert "It is Sequential (Conv2d, ReLU), which contains no linear layer." in str(error.value)
+
+
+class Router(nn.Linear):
+    """A linear layer by its class, which returns more than a product, as the routers of experts do."""
+
+    def forward(self, x):
+        logits = super().forward(x)
+        return logits, logits.topk(2).indices
+
+
+class Scaled(nn.Linear):
+    """A linear layer that computes the same in its own way."""
+
+    def forward(self, x):
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+
+def test_a_subclass_counts_by_what_it_computes():
+    assert not is_linear(Router(8, 4))
+    assert is_linear(Scaled(8, 4))
+    with pytest.raises(StudentError, match="which contains no linear layer"):
+        LowRankMlp(rank=2)(nn.Sequential(Router(8, 4)), SITE)
+    teacher = nn.Module()
+    teacher.router, teacher.layer = Router(8, 4), Scaled(8, 4)
+    student = LowRankMlp(rank=2)(teacher, SITE)
+    assert type(student.router) is Router
+    assert type(student.layer) is LowRankLinear
 
 
 def test_a_quantised_map_is_refused():

@@ -66,3 +66,22 @@ def test_only_a_two_dimensional_mask_is_a_padding_mask():
 def test_a_tensor_is_no_batch_of_inputs_and_labels():
     with pytest.raises(DataError, match=r"needs batches of inputs and labels.\n  A batch is a tensor of shape \(4, 8\)."):
         Classification()(Net(), torch.zeros(4, 8))
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (None, "a NoneType"),
+        (3.5, "a float"),
+        ("text", "a str"),
+        (b"xy", "a bytes"),
+        ([], "a list"),
+        ((torch.zeros(2, 5, 8),), "a tuple of Tensor"),
+        ((torch.zeros(2, 5, 8), "cat"), "a tuple of Tensor, str"),
+        ({"x": torch.zeros(2, 5, 8)}, "a dict of x"),
+    ],
+)
+def test_a_batch_without_labels_is_described(given, found):
+    for use in (Classification(), Classification().scores):
+        with pytest.raises(DataError, match=rf"needs batches of inputs and labels.\n  A batch is {found}\."):
+            use(Net(), given)

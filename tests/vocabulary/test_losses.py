@@ -12,6 +12,7 @@ from segue.losses import (
     GramGuidance,
     LogitDistillation,
     OnTeacherStream,
+    PredictionDistillation,
     weight_at,
 )
 from segue.sites import Site
@@ -114,6 +115,30 @@ def test_distillation_per_token_leaves_padding_out():
     loss = LogitDistillation()(t, s, mask)
     s[0, 2] = 100
     torch.testing.assert_close(LogitDistillation()(t, s, mask), loss)
+
+
+def test_prediction_distillation_is_the_mean_squared_error():
+    t, s = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(PredictionDistillation()(t, s, None), F.mse_loss(s, t))
+    halves = PredictionDistillation()(t.bfloat16(), s.bfloat16(), None)
+    torch.testing.assert_close(halves, F.mse_loss(s.bfloat16().float(), t.bfloat16().float()))
+
+
+def test_predictions_per_token_leave_padding_out():
+    t, s = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    loss = PredictionDistillation()(t, s, mask)
+    s[0, 2] = 100
+    torch.testing.assert_close(PredictionDistillation()(t, s, mask), loss)
+
+
+def test_every_time_step_counts_alike_in_relative_guidance():
+    """Features of a diffusion model grow or shrink with the noise; a sample's own scale does not change its share."""
+    t, s = torch.randn(3, 5, 8), torch.randn(3, 5, 8)
+    by_step = torch.tensor([0.01, 1.0, 100.0]).view(3, 1, 1)
+    torch.testing.assert_close(FeatureGuidance()(t * by_step, s * by_step, None), FeatureGuidance()(t, s, None))
+    one_bad = FeatureGuidance()(t * by_step, torch.cat([0 * s[:1], t[1:]]) * by_step, None)  # only where features are small
+    torch.testing.assert_close(one_bad, torch.tensor(1 / 3))
 
 
 def test_a_plain_function_is_a_guidance():

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -206,3 +208,9 @@ def test_outputs_without_samples_are_refused(shape):
     for measure in (similarity.cosine, similarity.relative_error, similarity.gram_error, similarity.linear_cka):
         with pytest.raises(PlanError, match="outputs without samples cannot be compared"):
             measure(torch.zeros(shape), torch.zeros(shape))
+
+
+@pytest.mark.parametrize("value", [torch.zeros(0), torch.ones(3), torch.tensor(1.0)])
+def test_an_average_needs_tokens(value):
+    with pytest.raises(PlanError, match=rf"one number per token.\n  It has shape {re.escape(str(tuple(value.shape)))}"):
+        similarity.average(value, None)

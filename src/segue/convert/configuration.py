@@ -75,6 +75,14 @@ def declared(kind: Any) -> frozenset[str]:
     return frozenset(names)
 
 
+@cache
+def _flags(kind: Any) -> frozenset[str]:
+    """Return the names of fields that are true or false unless they are set: transformers takes anything for true."""
+    with suppress(Exception):  # a few classes have no default instance
+        return frozenset(name for name, value in vars(kind()).items() if isinstance(value, bool))
+    return frozenset()
+
+
 def _built(kind: Any, saved: Mapping[str, Any]) -> Any:
     """Build a configuration and those inside it; its constructor gets declared names and plain values only."""
     inner, defaults = getattr(kind, "sub_configs", None) or {}, getattr(kind, "sub_configs_defaults", None) or {}
@@ -87,6 +95,8 @@ def _built(kind: Any, saved: Mapping[str, Any]) -> Any:
             fields[name] = _built(inner[name] if known else _class_of(value.get("model_type", usual)), value)
         else:
             _require_plain(kind, name, value)
+            if name in _flags(kind) and not (value is None or isinstance(value, bool)):
+                raise _refused(kind, f"Its field {name!r} is {value!r:.60}, not true or false.")
             fields[name] = value
     try:
         return kind(**fields)

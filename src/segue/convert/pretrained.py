@@ -288,6 +288,10 @@ def _kind(model: nn.Module, fault: str) -> Kind:
 
 def _processor(transformers: Any, model: nn.Module, place: str, options: dict[str, Any]) -> Any:
     if model.main_input_name != "pixel_values":
-        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+        longest = tokenizer.model_max_length
+        if isinstance(longest, bool) or not isinstance(longest, int | float):  # it would fail at the first text
+            raise ValueError(f"model_max_length in tokenizer_config.json is {longest!r:.40}, not a number")
+        return tokenizer
     path = transformers.utils.cached_file(place, IMAGE_SETTINGS)
     return json.loads(Path(path).read_text(encoding="utf-8"))

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from segue.core.backbone import evaluating, plain_attention
 from segue.core.blending import first_floating, tensors
-from segue.core.seam import Seam, Watch
+from segue.core.modes import Watch
+from segue.core.seam import Seam
 from segue.core.step_state import StepState
 from segue.errors import HandoverError, PlanError
-from segue.losses import OnTeacherStream, PairLoss, stated_axis
+from segue.losses import OnTeacherStream, PairLoss, PredictionDistillation, stated_axis
 from segue.plan import Plan
 from segue.similarity import feature_axis, move_features, samples
+from segue.students.layers import layers_of
 
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 
@@ -25,7 +27,11 @@ Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 def frozen_original(model: nn.Module, plan: Plan) -> nn.Module | None:
     """Copy the model where a full teacher pass needs it: a backbone that trains is no longer the original."""
     needed = plan.distill is not None or isinstance(plan.guidance, OnTeacherStream)
-    return copy.deepcopy(model).eval().requires_grad_(False) if needed and plan.train == "all" else None
+    if not needed or plan.train != "all":
+        return None
+    copied = copy.deepcopy(model).requires_grad_(False)
+    copied.eval()
+    return copied
 
 
 class AuxiliaryLosses:
@@ -128,7 +134,7 @@ class AuxiliaryLosses:
     def _teacher_pass(self, model: nn.Module, as_teacher: _AsTeacher) -> tuple[list[Any], dict[str, list[tuple[Tensor, ...]]]]:
         """Run the original model once more on what the model was called with; return its outputs, and those at the sites."""
         teachers = {
-            name: self.original.get_submodule(seam.site.members[-1]) if self.original else seam.teacher
+            name: self.original.get_submodule(seam.site.members[-1]) if self.original else _last(seam.teacher)
             for name, seam in self.seams.items()
         }
         stream: dict[str, list[tuple[Tensor, ...]]] = {name: [] for name in teachers}
@@ -160,26 +166,29 @@ class AuxiliaryLosses:
         return output if axis is None else move_features(output, axis)
 
     def _logits(self, output: Any) -> Tensor:
-        pick = getattr(self.plan.distill, "logits", None)
+        """Take what is compared out of the output of the model: logits, or a prediction."""
+        kind = type(self.plan.distill).__name__
+        name, own = ("prediction", "sample") if isinstance(self.plan.distill, PredictionDistillation) else ("logits", "logits")
+        pick = getattr(self.plan.distill, name, None)
         if pick is not None:
             picked = pick(output)
             if not (isinstance(picked, Tensor) and picked.is_floating_point()):
                 raise PlanError(
-                    f"LogitDistillation(logits=...) must return a floating tensor, got {type(picked).__name__}.",
+                    f"{kind}({name}=...) must return a floating tensor, got {type(picked).__name__}.",
                     f"It is called with the output of the model, of type {type(output).__name__}.",
-                    "return the logits.",
+                    f"return the {name}.",
                 )
             return picked
-        if isinstance(logits := getattr(output, "logits", None), Tensor):
-            return logits
-        if isinstance(output, dict) and isinstance(output.get("logits"), Tensor):
-            return output["logits"]  # type: ignore[no-any-return]
+        if isinstance(found := getattr(output, own, None), Tensor):
+            return found
+        if isinstance(output, dict) and isinstance(output.get(own), Tensor):
+            return output[own]  # type: ignore[no-any-return]
         found = next((x for x in tensors(output) if x.is_floating_point() and x.dim() >= 2), None)
         if found is None:
             raise PlanError(
-                "LogitDistillation finds no logits in the output of the model.",
+                f"{kind} finds no {name} in the output of the model.",
                 f"{type(output).__name__} holds no floating tensor with two or more dimensions.",
-                "name them: LogitDistillation(logits=lambda output: ...).",
+                f"name them: {kind}({name}=lambda output: ...).",
             )
         return found
 
@@ -201,9 +210,13 @@ def _taken(seam: Seam) -> list[tuple[Tensor, ...]]:
     return taken
 
 
+def _last(teacher: nn.Module | None) -> nn.Module | None:
+    return None if teacher is None else layers_of(teacher)[-1]
+
+
 def _from_inside(model: nn.Module, seam: Seam) -> Iterator[nn.Module]:
     """Yield the module at a site, then those around it up to the model."""
-    yield seam.teacher or seam.student
+    yield _last(seam.teacher) or seam.student
     place = seam.site.name
     while place:
         place = place.rpartition(".")[0]

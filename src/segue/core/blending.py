@@ -16,6 +16,7 @@ from torch import Tensor
 from segue.errors import HandoverError, PlanError, SegueError, StudentError, three_lines
 from segue.similarity import as_real
 from segue.sites import Site
+from segue.students.attention.cache_copy import copy_state, is_cache, with_caches
 
 CACHE_MOVES = ("reorder_cache", "crop", "batch_repeat_interleave", "batch_select_indices", "reset")
 
@@ -59,6 +60,8 @@ def merge(teacher: Any, student: Any, join: Callable[[Tensor, Tensor], Tensor], 
     """Walk two equal trees and join them tensor by tensor; where either side is None, so is the result."""
     if teacher is None or student is None:
         return None
+    if getattr(type(student), "is_withheld", False):  # it refuses to be used, as in the finished model
+        return student
     if isinstance(teacher, Tensor) and isinstance(student, Tensor):
         _require_alike(teacher, student, site, at)
         return join(teacher, student)
@@ -80,7 +83,7 @@ def merge(teacher: Any, student: Any, join: Callable[[Tensor, Tensor], Tensor], 
             value = merge(getattr(teacher, name), getattr(student, name), join, site, f"{at}.{name}")
             object.__setattr__(result, name, value)
         return result
-    if _is_cache(teacher) and _is_cache(student) and teacher is not student:
+    if is_cache(teacher) and is_cache(student) and teacher is not student:
         _attach(student, teacher)  # made inside the call: each side will find its own past again
     return student
 
@@ -157,32 +160,12 @@ def fork_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[An
     Hugging Face passes a key/value cache through the call, in training too. If both sides wrote to it, the second would attend
     to the keys of the first. The teacher's cache stays with the student's, so it remembers its own past.
     """
-    return _with_caches(_teachers_cache, args, kwargs)
-
-
-def copy_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copy the caches of a call as they are now."""
-    return _with_caches(_copy_state, args, kwargs)
-
-
-def _with_caches(
-    change: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if not any(_is_cache(x) for x in args) and not any(_is_cache(x) for x in kwargs.values()):
-        return args, kwargs
-    return (
-        tuple(change(x) if _is_cache(x) else x for x in args),
-        {key: change(x) if _is_cache(x) else x for key, x in kwargs.items()},
-    )
-
-
-def _is_cache(x: Any) -> bool:
-    return not isinstance(x, Tensor) and hasattr(x, "update") and hasattr(x, "get_seq_length")
+    return with_caches(_teachers_cache, args, kwargs)
 
 
 def _teachers_cache(cache: Any) -> Any:
     if "_segue_teachers" not in cache.__dict__:
-        _attach(cache, _copy_state(cache))
+        _attach(cache, copy_state(cache))
     return cache._segue_teachers
 
 
@@ -203,21 +186,6 @@ def _in_step(kind: Any) -> type:
         return method
 
     return type(kind.__name__, (kind,), {name: follow(name) for name in CACHE_MOVES if hasattr(kind, name)})
-
-
-def _copy_state(x: Any) -> Any:
-    """Copy a cache with its tensors (some kinds are written in place), keeping their graph, which deepcopy refuses to do."""
-    if isinstance(x, Tensor):
-        return x.clone()
-    if isinstance(x, list | tuple):
-        return type(x)(_copy_state(value) for value in x)
-    if isinstance(x, dict):
-        return {key: _copy_state(value) for key, value in x.items()}
-    if hasattr(x, "update") and not isinstance(x, type):  # a cache, or a layer of one; it may name the class of its layers
-        result = copy.copy(x)
-        result.__dict__ = {key: _copy_state(value) for key, value in x.__dict__.items()}
-        return result
-    return x
 
 
 def _require_alike(teacher: Tensor, student: Tensor, site: Site, at: str) -> None:

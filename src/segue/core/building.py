@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from segue.core.backbone import evaluating, plain_attention
-from segue.core.blending import call_arguments, calling, copy_caches, merge
-from segue.core.surgery import teacher_at, unreached
+from segue.core.blending import call_arguments, calling, captured_outputs, merge
+from segue.core.seam import cannot_be_called
+from segue.core.span import Forward, changed_between, hand_out, hands_on
+from segue.core.surgery import finished_in_place, teacher_at, unreached
 from segue.errors import StudentError
 from segue.plan import Plan
 from segue.sites import Site
+from segue.students.attention.cache_copy import copy_caches
 
 
 def build_students(model: nn.Module, plan: Plan, sites: list[Site]) -> dict[str, nn.Module]:
@@ -55,19 +59,17 @@ def _check_student(student: object, teacher: nn.Module, site: Site, model: nn.Mo
 def try_students(model: nn.Module, sites: list[Site], students: dict[str, nn.Module], example: Any) -> None:
     """Run the unchanged model once on an example, and each student on the input of its teacher."""
     answers: dict[str, list[Any]] = {site.name: [] for site in sites}
+    calls: list[tuple[Site, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
     def ask(site: Site) -> Callable[..., None]:
         def before(teacher: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             args, kwargs = copy_caches(args, kwargs)
             try:
-                with evaluating(students[site.name]):
+                with evaluating(students[site.name]), captured_outputs():  # the model must not take them for its own
                     answers[site.name].append(students[site.name](*args, **kwargs))
             except Exception as error:
-                raise StudentError(
-                    f"the student at site {site.name!r} cannot be called as its teacher is called.",
-                    f"It raises {type(error).__name__}: {error}",
-                    "give it the teacher's signature. Nothing was changed.",
-                ) from error
+                raise cannot_be_called(site, error, "Nothing was changed.") from error
+            calls.append((site, teacher, args, kwargs))
 
         return before
 
@@ -83,12 +85,56 @@ def try_students(model: nn.Module, sites: list[Site], students: dict[str, nn.Mod
         first, last = model.get_submodule(site.members[0]), model.get_submodule(site.members[-1])
         handles.append(first.register_forward_pre_hook(ask(site), with_kwargs=True))
         handles.append(last.register_forward_hook(compare(site)))
+        handles += _follow_layers(model, site)
     try:
         with calling("example"), evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention():
             model(*args, **kwargs)
     finally:
         for handle in handles:
             handle.remove()
+    for site, teacher, args, kwargs in calls:
+        if not site.is_span and (prove := getattr(students[site.name], "prove", None)) is not None:
+            prove(teacher, site, args, kwargs)
     for name, given in answers.items():
         if not given:
             raise unreached(name)
+    if any(site.is_span for site in sites):
+        _try_finished(model, sites, students, example)
+
+
+def _try_finished(model: nn.Module, sites: list[Site], students: dict[str, nn.Module], example: Any) -> None:
+    """Call the model as it will be, with fewer layers."""
+    args, kwargs = call_arguments(example)
+    try:
+        with finished_in_place(model, sites, students), torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention():
+            model.eval()
+            model(*args, **kwargs)
+    except Exception as error:
+        raise StudentError(
+            f"the shorter {type(model).__name__} cannot be called with the example.",
+            f"It raises {type(error).__name__}: {error}",
+            "choose spans that leave what the model needs (first=, last=, every=). Nothing was changed.",
+        ) from error
+
+
+def _follow_layers(model: nn.Module, site: Site) -> list[RemovableHandle]:
+    """Refuse a model that changes the hidden state between the layers of a span."""
+    run = Forward(site)
+    handles = []
+
+    def hear(place: int) -> Callable[..., None]:
+        def before(_layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not hands_on(run, args, kwargs):
+                raise changed_between(site, place)
+
+        return before
+
+    def after(_layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        hand_out(run, output, args, kwargs)
+
+    for place, name in enumerate(site.members if site.is_span else ()):
+        layer = model.get_submodule(name)
+        handles.append(layer.register_forward_hook(after, with_kwargs=True))
+        if place:
+            handles.append(layer.register_forward_pre_hook(hear(place), with_kwargs=True))
+    return handles

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from segue.core.backbone import evaluating, plain_attention
-from segue.core.blending import call_arguments, calling, copy_caches, first_floating
+from segue.core.blending import call_arguments, calling, captured_outputs, first_floating
 from segue.core.seam import Seam
 from segue.core.surgery import unreached
 from segue.core.tensor_files import sharded_like
 from segue.errors import DataError, PlanError, StudentError
+from segue.students.attention.cache_copy import copy_caches
 from segue.students.initialisation import LeastSquares, RegressionSums
+from segue.students.layers import layers_of
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -70,10 +72,10 @@ class _Listener:
         self.seam, self.linear = seam, linear
         self.mask: Tensor | None = None
         self.sums: RegressionSums | None = None
-        teacher = seam.require_teacher()
+        layers = layers_of(seam.require_teacher())
         self._handles = [
-            teacher.register_forward_pre_hook(self._before, with_kwargs=True),
-            teacher.register_forward_hook(self._after),
+            layers[0].register_forward_pre_hook(self._before, with_kwargs=True),
+            layers[-1].register_forward_hook(self._after),
             linear.register_forward_hook(self._record),
         ]
 
@@ -86,7 +88,7 @@ class _Listener:
 
     def _before(self, _teacher: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         args, kwargs = copy_caches(args, kwargs)
-        with evaluating(self.seam.student):
+        with evaluating(self.seam.student), captured_outputs():  # the model must not take them for its own
             self._output = first_floating(self.seam.student(*args, **kwargs), self.seam.site)
 
     def _after(self, _teacher: nn.Module, args: tuple[Any, ...], output: Any) -> None:

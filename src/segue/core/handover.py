@@ -19,16 +19,18 @@ from segue.core.blending import blendable, padding_mask
 from segue.core.building import build_students, try_students
 from segue.core.calibrate import Fitted, calibrate
 from segue.core.copying import Copied
-from segue.core.seam import Seam, View, Watch
+from segue.core.modes import View, Watch
+from segue.core.shortening import finished_name, shorten_, unrebuilt, warn_of
 from segue.core.step_state import StepState, checked_total, closed_for_good, closed_in_graphs, progress_at, step_state
 from segue.core.transaction import all_or_nothing
-from segue.core.verify import OptimizerWatch, Verification, verify
+from segue.core.verify import OptimizerWatch, Verification, require_same_when_shortened, verify
 from segue.errors import HandoverError
 from segue.plan import Plan, encode
 from segue.schedules import refuse_unmatched
 from segue.similarity import Similarity
 from segue.sites import select
 from segue.students.initialisation import LeastSquares
+from segue.students.layers import layers_of
 
 
 @checked
@@ -55,9 +57,13 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: PositiveInt | None = 
     with all_or_nothing(model):
         backbone = Backbone(model, plan, sites)
         students = build_students(model, plan, sites)
+        differences = unrebuilt(model, sites, students)
+        warn_of(model, differences)
         if example is not None:
             try_students(model, sites, students, example)
-        return Handover(backbone, students, total)
+        handover = Handover(backbone, students, total)
+        handover.unrebuilt = differences
+        return handover
 
 
 class Handover(Copied):
@@ -72,11 +78,12 @@ class Handover(Copied):
         self.backbone_hash: str | None = None  # taken at the first save
         self.on_release: Callable[[str, nn.Module], None] | None = None  # called with a teacher that is about to be released
         self.refuses_unreached = plan.unreached == "error"
+        self.unrebuilt: list[str] = []  # what the configuration of the shorter model cannot describe
         self.one_thread = views.OneThread()
         self._compiled = False  # the root model has been compiled, not only parts of it
         self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         state = step_state(plan, sites, 0, total_steps)  # asks the user's functions before anything changes
-        self.seams = {site.name: Seam(surgery.teacher_at(model, site), students[site.name], site) for site in sites}
+        self.seams = {site.name: surgery.seam_at(model, site, students[site.name]) for site in sites}
         for seam in self.seams.values():
             seam.teacher_gradient = seam.site.is_span if plan.teacher_gradient is None else plan.teacher_gradient
         self.teacher_hashes = {name: seam.teacher_hash for name, seam in self.seams.items()}  # as the handover began
@@ -88,12 +95,12 @@ class Handover(Copied):
     def _install(self) -> None:
         for site in self.sites:
             seam = self.seams[site.name]
-            teacher = seam.require_teacher().requires_grad_(False)
+            seam.require_teacher().requires_grad_(False)
             if not any(p.requires_grad for p in seam.student.parameters()):  # copied from a frozen teacher
                 for parameter in seam.student.parameters():
                     parameter.requires_grad_(blendable(parameter))
             seam.train(self.model.training)
-            surgery.put_in_place(self.model, site, seam, teacher)
+            surgery.put_in_place(self.model, seam)
         self._backbone.freeze()
         self._optimizers = OptimizerWatch(self.model, [seam.student for seam in self.seams.values()])
         self._handles: list[RemovableHandle] = [
@@ -226,7 +233,7 @@ class Handover(Copied):
             if parameter.requires_grad:  # which teachers, and a frozen backbone, do not
                 found = True
                 inside = next((place for place in places if name.startswith(place)), "")
-                yield surgery.finished_name(places.get(inside, "") + name.removeprefix(inside), self.sites), parameter
+                yield finished_name(places.get(inside, "") + name.removeprefix(inside), self.sites), parameter
         if not found:
             raise HandoverError(
                 "the handover has no parameters to train.",
@@ -240,9 +247,9 @@ class Handover(Copied):
         return (parameter for _, parameter in self.named_parameters())
 
     def units(self) -> list[nn.Module]:
-        """Return every teacher and student; with FSDP2, shard each as its own unit, then the model."""
-        pairs = ((seam.teacher, seam.student) for seam in self.seams.values())
-        return [side for pair in pairs for side in pair if side is not None]
+        """Return every teacher (of a span, its layers) and student; with FSDP2, shard each as its own unit, then the model."""
+        pairs = ((*([] if seam.teacher is None else layers_of(seam.teacher)), seam.student) for seam in self.seams.values())
+        return [side for pair in pairs for side in pair]
 
     def as_teacher(self) -> AbstractContextManager[nn.Module]:
         """Show the teachers alone, to one thread; students are not computed."""
@@ -323,13 +330,17 @@ class Handover(Copied):
                 f"{len(sharing)} of {len(self.sites)} teachers still have a share; at {name!r} alpha is {alpha:.3g}.",
                 "train until the schedule reaches 0, or call finalize_(force=True). Nothing was changed.",
             )
+        if self._last_input is not None and not self._compiled:
+            with all_or_nothing(self.model, self):
+                require_same_when_shortened(self, *self._last_input)
         record = {**self.describe(), "earlier": getattr(self.model, "segue", None)}
         with all_or_nothing(self.model, self):
             students = {site: surgery.finished(self.seams[site.name].student) for site in self.sites}
             for site, student in students.items():
                 surgery.put_at(self.model, site, student)
             self._leave("finalized")
-            surgery.shorten_(self.model, self.sites)
+            differences = shorten_(self.model, self.sites)
+            warn_of(self.model, [text for text in differences if text not in self.unrebuilt])
             self.model.segue = record  # type: ignore[assignment]
         self._forget()
         return self.model
@@ -379,10 +390,12 @@ class Handover(Copied):
             self.one_thread.after_forward()
         if self.auxiliary.wants_calls and not self._in_teachers_pass and model.training and torch.is_grad_enabled():
             self.auxiliary.calls.append((args, kwargs, output))
-        if torch.compiler.is_compiling() or not self.refuses_unreached:
+        if torch.compiler.is_compiling():
             return
+        for seam in self.seams.values():
+            seam.require_complete()
         for name, seam in self.seams.items():
-            if seam.training not in seam.reached and not surgery.is_compiled(self.model, name):
+            if self.refuses_unreached and seam.training not in seam.reached and not surgery.is_compiled(self.model, name):
                 raise surgery.unreached(name)
 
     @property

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
@@ -29,77 +27,12 @@ from segue.core.blending import (
     refuse_recording_under_checkpointing,
     same_layout,
 )
+from segue.core.modes import Mode, SeamState, View, Watch, modes_of
 from segue.core.tensor_files import fingerprint
-from segue.errors import HandoverError
+from segue.core.withheld import TORCH_FLAGS, setting_of
+from segue.errors import HandoverError, SegueError, StudentError
 from segue.sites import Site
-
-
-class View(Enum):
-    """Which side a forward shows."""
-
-    BLEND = "blend"
-    TEACHER = "teacher"
-    STUDENT = "student"
-
-
-class Watch(Enum):
-    """Which outputs a forward records for the losses and measurements outside the model."""
-
-    NOTHING = "nothing"
-    PAIR = "pair"  # computes both sides, whatever the weight
-    STUDENT = "student"
-
-
-class Mode(Enum):
-    """What a forward computes, and whose output it returns."""
-
-    TEACHER = "teacher"  # the teacher alone, as in the original model
-    STUDENT = "student"  # the student alone, as in the finished model
-    SKIP_STUDENT = "skip student"  # the teacher alone; in training the student gets zero gradients
-    BLEND = "blend"  # both, joined by the weight
-    HOLD = "hold"  # both; returns the teacher's output, and the student, its input detached, learns from guidance alone
-    COMPARE = "compare"  # both; returns the student's output
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeamState:
-    """What the handover writes into a seam."""
-
-    weight: float = 0.0  # the student's, for this step, in training
-    mean: float = 0.0  # its mean over the gate's noise, in evaluation
-    view: View = View.BLEND
-    watch: Watch = Watch.NOTHING
-    measuring: bool = False  # record in evaluation and without gradients too
-    hold: bool = False  # return the teacher's output; the student learns from guidance alone
-    compared: bool = False  # both sides have run once and return the same kind of output, so one may be left out
-    closed_in_graph: bool = False  # compiled code leaves the teacher out; set for groups of sites at a time
-
-
-def mode_of(state: SeamState, weight: float | None, *, learning: bool, compared: bool) -> tuple[Mode, Watch]:
-    """Return what a forward does and what it records; `weight` is None where it is a tensor, in compiled code.
-
-    `learning` is a training forward with gradients; without `compared` no side may be left out because of the weight.
-    """
-    watch = state.watch if learning or state.measuring else Watch.NOTHING
-    if state.view is View.TEACHER:
-        return Mode.TEACHER, Watch.NOTHING
-    if state.view is View.STUDENT:
-        return (Mode.COMPARE if watch is Watch.PAIR else Mode.STUDENT), watch
-    if state.hold:
-        return (Mode.SKIP_STUDENT if watch is Watch.NOTHING and (compared or not learning) else Mode.HOLD), watch
-    if weight == 1.0 and compared and watch is not Watch.PAIR:
-        return Mode.STUDENT, watch
-    if weight == 0.0 and compared and watch is Watch.NOTHING:
-        return Mode.SKIP_STUDENT, watch
-    return Mode.BLEND, watch
-
-
-def _modes(
-    state: SeamState, weight: float | None, mean: float | None, *, compared: bool
-) -> dict[tuple[bool, bool], tuple[Mode, Watch]]:
-    """Return the mode of every kind of forward: (in training or not, with gradients or not)."""
-    kinds = [(training, gradients) for training in (True, False) for gradients in (True, False)]
-    return {(t, g): mode_of(state, weight if t else mean, learning=t and g, compared=compared) for t, g in kinds}
+from segue.students.layers import layers_of
 
 
 class Seam(nn.Module):
@@ -120,6 +53,7 @@ class Seam(nn.Module):
         self.teacher_gradient = teacher_gradient
         self.reached: set[bool] = set()  # True after a training forward, False after an evaluation forward; eager code only
         self.blind = False  # a training forward has passed without gradients
+        self.known_calls: set[tuple[Any, ...]] = set()  # the kinds of calls that were checked
         self.records: list[tuple[Tensor, ...]] = []  # per forward: (teacher, student), or the student alone
         device = next((p.device for p in (*teacher.parameters(), *student.parameters())), None)
         self.register_buffer("student_weight", torch.zeros((), dtype=torch.float32, device=device), persistent=False)
@@ -139,9 +73,9 @@ class Seam(nn.Module):
         # autograd refuses a buffer written between forward and backward
         if (state.weight, state.mean) != (before.weight, before.mean):
             self._write_buffers()
-        self.modes = _modes(state, state.weight, state.mean, compared=state.compared or self.teacher is None)
+        self.modes = modes_of(state, state.weight, state.mean, compared=state.compared or self.teacher is None)
         weight = 1.0 if state.closed_in_graph else None
-        self.modes_in_graph = _modes(state, weight, weight, compared=state.compared or state.closed_in_graph)
+        self.modes_in_graph = modes_of(state, weight, weight, compared=state.compared or state.closed_in_graph)
 
     def _write_buffers(self) -> None:
         with torch.no_grad():
@@ -164,25 +98,9 @@ class Seam(nn.Module):
         return self.state.weight == self.state.mean == 1.0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        gradients = torch.is_grad_enabled()
-        weight: float | Tensor
-        if torch.compiler.is_compiling():
-            mode, watch = self.modes_in_graph[self.training, gradients]
-            weight = self.student_weight if self.training else self.student_mean
-        else:
-            mode, watch = self.modes[self.training, gradients]
-            weight = self.state.weight if self.training else self.state.mean
-            if _fx._is_fx_tracing_flag or torch._C._get_tracing_state() is not None:
-                self._refuse_tracing(mode, args, kwargs)
-            self.reached.add(self.training)
-            if self.training and not gradients and mode is not Mode.TEACHER:
-                self.blind = True
-
+        mode, watch, weight = self._decide(args, kwargs)
         if mode is Mode.STUDENT:  # first: a closed seam costs next to nothing
-            output = self.student(*args, **kwargs)
-            if watch is not Watch.NOTHING:
-                self._record(None, output, watch)
-            return output
+            return self._student_alone(args, kwargs, watch)
         if mode is Mode.BLEND:
             return self._blend(args, kwargs, weight, watch)
         if mode is Mode.SKIP_STUDENT:
@@ -192,6 +110,25 @@ class Seam(nn.Module):
         if mode is Mode.COMPARE:
             return self._blend(args, kwargs, 1.0, watch)
         return self.require_teacher()(*args, **kwargs)
+
+    def _decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Mode, Watch, float | Tensor]:
+        """Return what this forward does, what it records, and the student's weight."""
+        gradients = torch.is_grad_enabled()
+        if torch.compiler.is_compiling():
+            return *self.modes_in_graph[self.training, gradients], self.student_weight if self.training else self.student_mean
+        mode, watch = self.modes[self.training, gradients]
+        if _fx._is_fx_tracing_flag or torch._C._get_tracing_state() is not None:
+            self._refuse_tracing(mode, args, kwargs)
+        self.reached.add(self.training)
+        if self.training and not gradients and mode is not Mode.TEACHER:
+            self.blind = True
+        return mode, watch, self.state.weight if self.training else self.state.mean
+
+    def _student_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch) -> Any:
+        output = self.student(*args, **kwargs) if self.closed else self._call_student(args, kwargs)
+        if watch is not Watch.NOTHING:
+            self._record(None, output, watch)
+        return output
 
     def _refuse_tracing(self, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a graph without tensors, which cannot be blended, and one for training, whose weight would stand still."""
@@ -206,16 +143,21 @@ class Seam(nn.Module):
             )
 
     def _skip_student(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not (self.training and torch.is_grad_enabled()):
-            return self._call_teacher(args, kwargs)
-        if _is_sharded(self.student):  # its forward gathers its parameters, which backward() needs
+        if self._needs_student():
             return self._blend(args, kwargs, 0.0, Watch.NOTHING, hold=True)
-        return self._anchored(self._call_teacher(args, kwargs))
+        return self._tied(self._call_teacher(args, kwargs))
+
+    def _needs_student(self) -> bool:
+        """Return whether a skipped student must run: if it is sharded, its forward gathers parameters for backward()."""
+        return self.training and torch.is_grad_enabled() and is_sharded(self.student)
 
     def _blend(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], weight: float | Tensor, watch: Watch, hold: bool = False
     ) -> Any:
-        teacher, student = self._both(args, kwargs, hold)
+        return self._joined(*self._both(args, kwargs, hold), weight, watch, hold)
+
+    def _joined(self, teacher: Any, student: Any, weight: float | Tensor, watch: Watch, hold: bool) -> Any:
+        """Record two outputs and blend them; each comes with what the model captures inside."""
         recorded = watch is not Watch.NOTHING
         if recorded:
             self._record(teacher[0], student[0], watch)
@@ -228,12 +170,17 @@ class Seam(nn.Module):
         capture(merge(teacher[1], student[1], join, self.site, "captured outputs"))
         return merge(teacher[0], student[0], join, self.site)
 
-    def _both(self, args: tuple[Any, ...], kwargs: dict[str, Any], detach: bool) -> tuple[Any, Any]:
-        """Run both sides on the same input, each with its captured outputs; only the student writes to a cache."""
+    def _both(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], detach: bool, part: nn.Module | None = None
+    ) -> tuple[Any, Any]:
+        """Run the teacher, or a part of it, and the student on the same input; only the student writes to a cache.
+
+        Each output comes with what the model captures inside.
+        """
         for_teacher = fork_caches(args, kwargs)
         before = _versions(args, kwargs)
         with captured_outputs() as teachers:
-            teacher = self._call_teacher(*for_teacher)
+            teacher = self._call_teacher(*for_teacher, part)
         if _versions(args, kwargs) != before:
             raise HandoverError(
                 f"the teacher at site {self.site.name!r} changes its input in place.",
@@ -243,15 +190,50 @@ class Seam(nn.Module):
         if detach:
             args, kwargs = detached((args, kwargs))
         with captured_outputs() as students:
-            student = self.student(*args, **kwargs)
+            student = self._call_student(args, kwargs)
         return (teacher, teachers if same_layout(teachers, students) else students), (student, students)
 
-    def _call_teacher(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        teacher = self.require_teacher()
+    def _call_student(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the student; the first call of each kind is checked, which compiled code cannot do."""
+        if torch.compiler.is_compiling() or (kind := _kind_of_call(args, kwargs)) in self.known_calls:
+            return self.student(*args, **kwargs)
+        self.prove(args, kwargs)
+        try:
+            output = self.student(*args, **kwargs)
+        except (SegueError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise cannot_be_called(self.site, error, "handover.cancel_() brings the original model back.") from error
+        self.known_calls.add(kind)
+        return output
+
+    def prove(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let a student that reads its teacher's calls prove that it reads this one rightly."""
+        prove = getattr(self.student, "prove", None)
+        if prove is not None and self.teacher is not None and not is_sharded(self.teacher):
+            prove(self.teacher, self.site, args, kwargs)
+
+    def _call_teacher(self, args: tuple[Any, ...], kwargs: dict[str, Any], part: nn.Module | None = None) -> Any:
+        teacher = part or self.require_teacher()
         if self.teacher_gradient:
             return teacher(*args, **kwargs)
         with torch.no_grad():
             return teacher(*args, **kwargs)
+
+    def _call_part(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a part of both sides for code outside the site, as diffusers' DiT does, and blend as the site is blended."""
+        weight: float | Tensor = self.state.weight if self.training else self.state.mean
+        modes = self.modes
+        if torch.compiler.is_compiling():
+            modes, weight = self.modes_in_graph, self.student_weight if self.training else self.student_mean
+        mode, _ = modes[self.training, torch.is_grad_enabled()]
+        student = self.student.get_submodule(name)
+        if mode is Mode.STUDENT or mode is Mode.COMPARE:
+            return student(*args, **kwargs)
+        teacher = self._call_teacher(args, kwargs, layers_of(self.require_teacher())[0].get_submodule(name))
+        if mode is not Mode.BLEND:
+            return teacher
+        return merge(teacher, student(*args, **kwargs), lambda t, s: mix(t, s, weight), self.site, f"output of {name!r}")
 
     def require_teacher(self) -> nn.Module:
         """Return the teacher, or raise if it has been released."""
@@ -274,9 +256,10 @@ class Seam(nn.Module):
         else:
             self.records.append((recorded,))
 
-    def _anchored(self, output: Any) -> Any:
+    def _tied(self, output: Any) -> Any:
         """Tie an output to the skipped student, with zero gradients, so that backward() and DDP find every parameter."""
-        parameters = [p for p in self.student.parameters() if p.requires_grad]
+        learning = self.training and torch.is_grad_enabled()
+        parameters = [p for p in self.student.parameters() if p.requires_grad] if learning else []
         if not parameters:
             return output
         zero = _Zero.apply(*parameters)  # type: ignore[no-untyped-call]
@@ -319,20 +302,18 @@ class Seam(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             modules = self.__dict__.get("_modules", {})
-            if (name.startswith("_") and name not in _TORCH_FLAGS) or "student" not in modules:
+            if (name.startswith("_") and name not in TORCH_FLAGS) or "student" not in modules:
                 raise
-            value = self._setting(name)
-            if isinstance(value, Tensor | nn.Module):
-                return Withheld(f"{self.site.name}.{name}")
-            if callable(value) and getattr(value, "__self__", None) is modules["student"]:
-                raise
-            return value
+            return self._setting(name)
+
+    def require_complete(self) -> None:
+        """Refuse a forward of the model that did not call all of the site: one module is always complete."""
 
     def _setting(self, name: str) -> Any:
         try:
-            return getattr(self.student, name)
+            return setting_of(self.student, name, self.site.name, self._call_part)
         except AttributeError:
-            if self.teacher is None or not hasattr(self.teacher, name):
+            if self.teacher is None or not hasattr(layers_of(self.teacher)[0], name):
                 raise
             raise AttributeError(
                 f"the code around site {self.site.name!r} reads {name!r}, which the teacher has and the student lacks. "
@@ -342,33 +323,6 @@ class Seam(nn.Module):
     def extra_repr(self) -> str:
         state = self.state
         return f"site={self.site.name!r}, weight={state.weight:.4g}, view={state.view.value}, closed={self.closed}"
-
-
-# What nn.TransformerEncoder asks of its attention before it considers the fast path.
-_TORCH_FLAGS = ("_qkv_same_embed_dim",)
-
-
-class Withheld:
-    """Stand for a weight behind a seam; refuse every use of it."""
-
-    requires_grad = True
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __getattr__(self, name: str) -> Withheld:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Withheld(f"{self.name}.{name}")
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = next((x.name for x in (*args, *(kwargs or {}).values()) if isinstance(x, Withheld)), "?")
-        raise HandoverError(
-            f"code outside a site uses the weights {name!r} inside it.",
-            "Teacher and student share that place, so using the weights of one side would bypass the handover.",
-            "choose a site that contains the code which uses them.",
-        )
 
 
 class _Zero(torch.autograd.Function):
@@ -384,13 +338,30 @@ class _Zero(torch.autograd.Function):
         return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
 
+def _kind_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what tells one way of calling a module from another: which arguments, of what type, tensors with how many axes."""
+    named = (*enumerate(args), *kwargs.items())
+    return tuple(
+        (name, (x.dim(), x.dtype) if isinstance(x, Tensor) else x if isinstance(x, bool) else type(x)) for name, x in named
+    )
+
+
+def cannot_be_called(site: Site, error: Exception, hint: str) -> StudentError:
+    """Make the error of a student that raises where its teacher works."""
+    return StudentError(
+        f"the student at site {site.name!r} cannot be called as its teacher is called.",
+        f"It raises {type(error).__name__}: {error}",
+        f"give it the teacher's signature. {hint}",
+    )
+
+
 def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return []
     return [x._version for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and not x.is_inference()]
 
 
-def _is_sharded(module: nn.Module) -> bool:
+def is_sharded(module: nn.Module) -> bool:
     """Return whether FSDP2 shards a module."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False

@@ -1,17 +1,20 @@
-"""Surgery: put modules in place and back, shorten lists of layers, and free what has left the model."""
+"""Surgery: put modules in place and back, and free what has left the model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 
+from segue.core.seam import Seam
+from segue.core.shortening import shorten_
+from segue.core.span import SpanLayer, SpanSeam
+from segue.core.transaction import restored
 from segue.errors import HandoverError, SiteError
 from segue.sites import Site, is_seam
-from segue.students.layers import Chain, Passthrough
+from segue.students.layers import Chain, layers_of
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -34,33 +37,49 @@ def teacher_at(model: nn.Module, site: Site) -> nn.Module:
     return Chain([model.get_submodule(name) for name in site.members])
 
 
-def put_in_place(model: nn.Module, site: Site, module: nn.Module, teacher: nn.Module) -> None:
-    """Place a module at a site; the other layers of a span return their input."""
-    put_at(model, site, module)
-    if isinstance(teacher, Chain):
-        for name in site.members[1:]:
-            put(model, name, Passthrough(teacher.in_tuples))
+def seam_at(model: nn.Module, site: Site, student: nn.Module) -> Seam:
+    """Make the seam for a site; nothing changes yet."""
+    kind = SpanSeam if site.is_span else Seam
+    return kind(teacher_at(model, site), student, site)
+
+
+def put_in_place(model: nn.Module, seam: Seam) -> None:
+    """Place a seam at its site, and what belongs to it at the other layers of a span."""
+    put_at(model, seam.site, seam)
+    if isinstance(seam, SpanSeam):
+        for place, name in enumerate(seam.site.members[1:], start=1):
+            put(model, name, SpanLayer(seam, place))
 
 
 def put_back(model: nn.Module, site: Site, teacher: nn.Module) -> None:
-    """Place the original at its site again."""
-    put_at(model, site, teacher)
-    if isinstance(teacher, Chain):
-        for name, layer in zip(site.members, teacher.layers, strict=True):
-            put(model, name, layer)
+    """Place the original at its site again: all layers of a span."""
+    first, *others = layers_of(teacher)
+    put_at(model, site, first)
+    for name, layer in zip(site.members[1:], others, strict=True):
+        put(model, name, layer)
 
 
 @contextmanager
-def in_place_of_seams(model: nn.Module, modules: dict[Site, nn.Module]) -> Iterator[None]:
-    """Put plain modules in place of the seams while a `with` block runs."""
-    seams = {site: model.get_submodule(site.name) for site in modules}
+def original_in_place(model: nn.Module, seams: Iterable[Seam]) -> Iterator[None]:
+    """Put the teachers in place of the seams while a `with` block runs."""
+    seams = list(seams)
     try:
-        for site, module in modules.items():
-            put_at(model, site, module)
+        for seam in seams:
+            put_back(model, seam.site, seam.require_teacher())
         yield
     finally:
-        for site, seam in seams.items():
-            put_at(model, site, seam)
+        for seam in seams:
+            put_in_place(model, seam)
+
+
+@contextmanager
+def finished_in_place(model: nn.Module, sites: list[Site], students: dict[str, nn.Module]) -> Iterator[None]:
+    """Put the students in place, and take the layers that spans no longer need out, while a `with` block runs."""
+    with restored(model, *(part for student in students.values() for part in student.modules())):
+        for site in sites:
+            put_at(model, site, students[site.name])
+        shorten_(model, sites)
+        yield
 
 
 def finished(student: nn.Module) -> nn.Module:
@@ -68,7 +87,8 @@ def finished(student: nn.Module) -> nn.Module:
     finish = getattr(student, "finished", None)
     left = finish() if callable(finish) else student
     assert isinstance(left, nn.Module)
-    return left.train(student.training)
+    left.train(student.training)  # which need not return the module: timm's LeViT does not
+    return left
 
 
 def refuse_wrapped(model: nn.Module) -> None:
@@ -147,60 +167,3 @@ def free(modules: list[nn.Module], model: nn.Module) -> None:
                 parameter.to_local().untyped_storage().resize_(0)  # FSDP has other tensors on this storage
             else:
                 parameter.data = parameter.data.new_empty(0)  # other tensors on its storage, as in a user's state_dict, stay
-
-
-def shorten_(model: nn.Module, sites: list[Site]) -> None:
-    """Take the layers that a span no longer needs out of their lists, with new numbers and counts."""
-    gone: dict[str, set[str]] = {}
-    for site in sites:
-        for name in site.members[1:]:
-            layers, _, number = name.rpartition(".")
-            gone.setdefault(layers, set()).add(number)
-    for layers, numbers in gone.items():
-        _shorten(model, layers, numbers)
-
-
-def finished_name(name: str, sites: list[Site]) -> str:
-    """Return the name that a parameter has when the layers that spans no longer need are gone.
-
-    >>> span = Site("layers.0", members=("layers.0", "layers.1"))
-    >>> finished_name("layers.2.weight", [span])
-    'layers.1.weight'
-    """
-    gone = [member.rpartition(".") for site in sites for member in site.members[1:]]
-    for layers in {layers for layers, _, _ in gone}:
-        if name.startswith(f"{layers}."):
-            number, dot, rest = name.removeprefix(f"{layers}.").partition(".")
-            earlier = sum(place == layers and int(passed) < int(number) for place, _, passed in gone)
-            return f"{layers}.{int(number) - earlier}{dot}{rest}"
-    return name
-
-
-def _shorten(model: nn.Module, layers: str, numbers: set[str]) -> None:
-    container = model.get_submodule(layers)
-    before = len(container._modules)
-    kept = [module for number, module in container._modules.items() if number not in numbers]
-    container._modules.clear()
-    container._modules.update({str(i): module for i, module in enumerate(kept)})
-    for new, module in enumerate(kept):
-        for part in module.modules() if module is not None else ():
-            if isinstance(getattr(part, "layer_idx", None), int):
-                part.layer_idx = new  # type: ignore[assignment]
-    for config in _configurations(model, layers):
-        if getattr(config, "num_hidden_layers", None) == before:
-            kinds = getattr(config, "layer_types", None)
-            if isinstance(kinds, list) and len(kinds) == before:
-                config.layer_types = [kind for i, kind in enumerate(kinds) if str(i) not in numbers]
-            config.num_hidden_layers = len(kept)
-    features = getattr(model, "feature_info", None)  # timm's list of what each block returns
-    if isinstance(features, list) and len(features) == before:
-        model.feature_info = features[: len(kept)]  # type: ignore[assignment]
-
-
-def _configurations(model: nn.Module, layers: str) -> list[Any]:
-    """Find the configurations of what contains the list, and of what it contains, each once."""
-    parts = layers.split(".")
-    around = [model.get_submodule(".".join(parts[:cut])) for cut in range(len(parts) + 1)]
-    inside = model.get_submodule(layers).modules()
-    found = {id(m.config): m.config for m in (*around, *inside) if hasattr(m, "config") and not isinstance(m.config, nn.Module)}
-    return list(found.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,19 +18,48 @@ def all_or_nothing(model: nn.Module, *others: object) -> Iterator[None]:
     parameters train, and the attributes of other objects. All of it is taken before the first change, so it does not matter at
     which step the block fails. Values of tensors are not copied.
     """
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    modules = list(model.modules())
-    configurations = [config for m in modules if hasattr(config := getattr(m, "config", None), "__dict__")]
-    holders = {id(holder): holder for holder in (*modules, *configurations, *others) if not isinstance(holder, type)}
-    attributes = [_Attributes(vars(holder)) for holder in holders.values()]
+    back = _snapshot(model, *others)
     try:
         yield
     except BaseException:
+        back()
+        raise
+
+
+@contextmanager
+def restored(model: nn.Module, *others: object) -> Iterator[None]:
+    """Let a `with` block change the structure of a model, and the attributes of other objects, and restore them afterwards."""
+    back = _snapshot(model, *others)
+    try:
+        yield
+    finally:
+        back()
+
+
+def _snapshot(model: nn.Module, *others: object) -> Callable[[], None]:
+    """Take the structure of a model, and return what restores it."""
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    modules = list(model.modules())
+    configurations = [config for m in modules for config in _with_parts(getattr(m, "config", None))]
+    holders = {id(holder): holder for holder in (*modules, *configurations, *others) if not isinstance(holder, type)}
+    attributes = [_Attributes(vars(holder)) for holder in holders.values()]
+
+    def back() -> None:
         for each in attributes:
             each.restore()
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
-        raise
+
+    return back
+
+
+def _with_parts(config: Any) -> Iterator[Any]:
+    """Yield a configuration and those inside it."""
+    if hasattr(config, "__dict__"):
+        yield config
+        for part in vars(config).values():
+            if hasattr(part, "to_dict"):
+                yield from _with_parts(part)
 
 
 class _Attributes:

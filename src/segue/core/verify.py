@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +15,19 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from segue.core.blending import blendable, calling, tensors
-from segue.core.seam import View, Watch
-from segue.core.surgery import in_place_of_seams
+from segue.core.modes import View, Watch
+from segue.core.seam import Seam, is_sharded
+from segue.core.surgery import finished_in_place, original_in_place
 from segue.core.tensor_files import fingerprint, same_bits
 from segue.core.views import gradients, isolated
-from segue.errors import HandoverError, SegueWarning, VerificationError
+from segue.errors import HandoverError, SegueWarning, StudentError, VerificationError
 from segue.similarity import as_real
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
 
 STARVED = 0.05  # a site whose gradient is below this fraction of the one with teacher_gradient=True
+OF_LAYERS = ("hidden_states", "attentions")  # the ends of their names; a model with fewer layers returns fewer
 PATIENCE = 8  # optimizer steps without a handover.step() before it counts as missing
 
 
@@ -65,7 +68,7 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
     report = Verification()
     model, seams = handover.model, handover.seams
     with isolated(handover):
-        call = _Call(model, args, kwargs)
+        call = _Call(model, args, kwargs, OF_LAYERS if any(site.is_span for site in handover.sites) else ())
         as_called = "call it as the model: model(images) is handover.verify(images), model(**batch) handover.verify(**batch)."
         with handover.as_teacher(), calling("arguments of verify()", as_called):
             teachers_view = call()
@@ -77,11 +80,13 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
                 pairs = {name: seam.records for name, seam in seams.items()}
         report.add("every site is called", [] if handover.plan.unreached == "ignore" else missed)
 
-        with in_place_of_seams(model, {s: seams[s.name].require_teacher() for s in handover.sites}):
+        with original_in_place(model, seams.values()):
             report.add("teacher-only equals the original model, bit for bit", _differences(call(), teachers_view))
-        with in_place_of_seams(model, {s: seams[s.name].student for s in handover.sites}):
-            report.add("student-only equals the finalized model, bit for bit", _differences(call(), students_view))
+        with finished_in_place(model, handover.sites, {name: seam.student for name, seam in seams.items()}):
+            report.add("student-only equals the finalized model, bit for bit", _finished_differences(call, students_view))
 
+        if any(hasattr(seam.student, "prove") for seam in seams.values()):
+            report.add("softmax attention with the teachers' weights equals the teachers", _misread(handover, call))
         infinite = [name for name, records in pairs.items() if any(_finite(t) and not _finite(s) for t, s in records)]
         report.add("every student returns finite numbers where its teacher does", infinite)
         hashes = {name: fingerprint(seam.require_teacher().state_dict()) for name, seam in seams.items()}
@@ -105,17 +110,58 @@ def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], op
     return report
 
 
+def require_same_when_shortened(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse to shorten a model that gives its layers something by their number: it would not be the one that was trained."""
+    if not any(site.is_span for site in handover.sites) or is_sharded(handover.model):
+        return
+    with isolated(handover):
+        call = _Call(handover.model, args, kwargs, OF_LAYERS)
+        with handover.as_student():
+            trained = call()
+        with finished_in_place(handover.model, handover.sites, {name: s.student for name, s in handover.seams.items()}):
+            problems = _finished_differences(call, trained)
+    if problems:
+        raise VerificationError(
+            "the model with fewer layers is not the model that was trained.",
+            f"On the last training batch {problems[0]}: it gives a layer something by its number, as a rotation or scale.",
+            "cancel_() brings the original model back; choose the modules inside the layers as sites. Nothing was changed.",
+        )
+
+
+def _misread(handover: Handover, call: _Call) -> list[str]:
+    """Let every student that reads its teacher's calls prove that it reads those of this batch rightly."""
+    problems: list[str] = []
+
+    def prove(seam: Seam, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            seam.prove(args, kwargs)
+        except StudentError as error:
+            problems.append(f"{seam.site.name}: {error.args[1]}")
+
+    handles = [seam.register_forward_pre_hook(prove, with_kwargs=True) for seam in handover.seams.values()]
+    try:
+        with handover.as_teacher():
+            call()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return problems
+
+
 class _Call:
     """The user's batch, run with the same random numbers every time."""
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.model, self.args, self.kwargs = model, args, kwargs
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], left_out: tuple[str, ...]) -> None:
+        self.model, self.args, self.kwargs, self.left_out = model, args, kwargs, left_out
 
     def __call__(self, gradients: bool = False) -> list[Tensor]:
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(gradients):
             torch.manual_seed(0)
             torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
-            return list(tensors(self.model(*self.args, **self.kwargs)))
+            output = self.model(*self.args, **self.kwargs)
+            if self.left_out and isinstance(output, Mapping):
+                output = {key: value for key, value in output.items() if not key.endswith(self.left_out)}
+            return list(tensors(output))
 
 
 def _check_gradients(handover: Handover, call: _Call, report: Verification, sites: list[str]) -> None:
@@ -158,6 +204,13 @@ def _gradients(call: _Call, parameters: list[nn.Parameter]) -> list[Tensor | Non
     generator = torch.Generator().manual_seed(0)
     directions = [torch.randn(x.shape, generator=generator).to(x) for x in outputs]
     return gradients(call.model, outputs, parameters, directions)
+
+
+def _finished_differences(call: _Call, found: list[Tensor]) -> list[str]:
+    try:
+        return _differences(call(), found)
+    except Exception as error:  # a model may refuse to run with fewer layers
+        return [f"it raises {type(error).__name__}: {error}"]
 
 
 def _finite(x: Tensor) -> bool:

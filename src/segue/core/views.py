@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from segue.core.backbone import evaluating, plain_attention
-from segue.core.seam import Seam, View, Watch
+from segue.core.modes import View, Watch
+from segue.core.seam import Seam
 from segue.core.tensor_files import full
 from segue.errors import HandoverError
 from segue.similarity import Similarity, measure, samples

@@ -25,6 +25,7 @@ from segue.core.handover import replace_
 from segue.core.step_state import step_state
 from segue.errors import SegueWarning
 from segue.plan import Plan
+from segue.students.layers import layers_of
 from segue.training.tasks import LossFn, scalar
 
 
@@ -72,8 +73,9 @@ def module_flops(run: Callable[[], object], modules: Mapping[str, nn.Module]) ->
     def leaves(name: str) -> Callable[..., None]:
         return lambda *_: found.update({name: found[name] + int(counter.get_total_flops())})
 
-    handles = [module.register_forward_pre_hook(enters(name)) for name, module in modules.items()]
-    handles += [module.register_forward_hook(leaves(name)) for name, module in modules.items()]
+    parts = [(name, part) for name, module in modules.items() for part in layers_of(module)]
+    handles = [part.register_forward_pre_hook(enters(name)) for name, part in parts]
+    handles += [part.register_forward_hook(leaves(name)) for name, part in parts]
     try:
         with _counting() as counter:
             run()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from segue.border import Count, PositiveInt, Seed, Unit, at_least, checked
 from segue.core.handover import Handover
-from segue.core.seam import View
+from segue.core.modes import View
 from segue.core.views import gradients, isolated
 from segue.diagnostics.gate_distribution import GateDistribution, fixed_batches, select_sites, site_distributions
 from segue.gates import Gate, Noise

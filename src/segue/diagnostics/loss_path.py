@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from segue.border import Count, Unit, at_least, checked
 from segue.core.blending import first_floating, merge
 from segue.core.handover import Handover
-from segue.core.seam import View, Watch
+from segue.core.modes import View, Watch
 from segue.core.views import isolated
 from segue.diagnostics.gate_distribution import fixed_batches, select_sites, site_distributions
 from segue.errors import HandoverError

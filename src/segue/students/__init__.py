@@ -15,8 +15,10 @@ from torch import nn
 from segue.border import Rule
 from segue.sites import Site
 from segue.students.attention import mixers
+from segue.students.attention.families import ByName
 from segue.students.attention.fla import FlaLayer
 from segue.students.attention.interfaces import register_attention
+from segue.students.attention.masks import read_mask
 from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection, split_qkv
 
 if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the folders; a name that is missing here has type Any
@@ -53,10 +55,12 @@ __all__ = [
     "AttentionCall",
     "AttentionInterface",
     "AttentionSpec",
+    "ByName",
     "FlaLayer",
     "Projection",
     "StudentFactory",
     "projection",
+    "read_mask",
     "register_attention",
     "split_qkv",
 ]

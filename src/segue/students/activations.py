@@ -83,7 +83,8 @@ def is_activation(module: nn.Module) -> bool:
     """Return whether a module is an elementwise function of a tensor of any shape."""
     like = next(module.parameters(), torch.empty(0))
     x = torch.linspace(-3.0, 3.0, 24, device=like.device, dtype=like.dtype)
-    probe = clone(module).eval()
+    probe = clone(module)
+    probe.eval()
     try:
         alone, among = probe(x.clone()), probe(x.clone().view(2, 3, 4))
     except Exception:  # whatever it raises, it does not take any shape

@@ -12,6 +12,7 @@ from segue.border import PositiveInt, checked
 from segue.errors import HandoverError, StudentError
 from segue.sites import Site
 from segue.students.attention.spec import is_transposed_linear, projection
+from segue.students.layers import clone
 
 __all__ = ["Adapter"]
 
@@ -21,9 +22,9 @@ __all__ = ["Adapter"]
 class Adapter:
     """Fit a student of another width to a site: project its input and its output, as FitNets' regressors do.
 
-    `inside` is the student's width. The teacher's is read from its linear layers; give `outside` where that is wrong. Where
-    the two are equal nothing is added. `finalize_()` folds the projections into the student's first and last layers if these
-    are linear, and keeps them otherwise.
+    `inside` is the student's width. The teacher's is found by calling it, or read from its linear layers; give `outside` where
+    that is wrong. Where the two are equal nothing is added. `finalize_()` folds the projections into the student's first and
+    last layers if these are linear, and keeps them otherwise.
     """
 
     inside: PositiveInt
@@ -108,13 +109,26 @@ def _composed(first: nn.Linear, second: nn.Linear) -> nn.Linear:
     return made
 
 
+@torch.no_grad()
 def _widths(teacher: nn.Module, site: Site) -> tuple[int, int]:
-    """Read the input width of a module's first linear layer and the output width of its last."""
-    layers = [part for part in teacher.modules() if isinstance(part, nn.Linear) or is_transposed_linear(part)]
+    """Find the widths of input and output by a call on three tokens, else read them from the linear layers."""
+    layers = [
+        projection(part).weight for part in teacher.modules() if isinstance(part, nn.Linear) or is_transposed_linear(part)
+    ]
     if not layers:
         raise StudentError(
             f"Adapter() cannot read the width of the module at site {site.name!r}.",
             f"It is {type(teacher).__name__}, which has no linear layer.",
             "give the width: Adapter(inside=..., outside=...). Nothing was changed.",
         )
-    return projection(layers[0]).weight.shape[1], projection(layers[-1]).weight.shape[0]
+    called = clone(teacher)
+    called.eval()
+    for width in dict.fromkeys(weight.shape[1] for weight in layers):
+        try:
+            output = called(torch.zeros(1, 3, width, device=layers[0].device, dtype=layers[0].dtype))
+        except Exception:  # another width, or a module of more arguments
+            continue
+        output = output[0] if isinstance(output, tuple) else output
+        if isinstance(output, Tensor):
+            return width, output.shape[-1]
+    return layers[0].shape[1], layers[-1].shape[0]

@@ -38,8 +38,8 @@ class Kaiming:
 
     The rule, module by module: linear layers and convolutions get `kaiming_normal_` (fan in) and zero biases; norms get ones,
     zeros and new statistics; other modules with `reset_parameters` are reset by it. Parameters that a module holds directly
-    are drawn by `kaiming_normal_` if they have two dimensions or more and set to zero if "bias" is in their name. Any
-    other parameter is an error, because no rule fits it.
+    are drawn by `kaiming_normal_` if they have two dimensions or more and set to zero if "bias" is in their name; the stacked
+    weights of experts are drawn expert by expert. Any other parameter is an error, because no rule fits it.
     """
 
     @torch.no_grad()
@@ -54,7 +54,9 @@ class CopyMatching:
 
     @torch.no_grad()
     def __call__(self, student: nn.Module, originals: Mapping[str, Original]) -> None:
-        Kaiming()(student, {})
+        for name, module in student.named_modules():
+            if not isinstance(originals.get(name), nn.Module):  # a copy needs no rule for how to draw it
+                _reinitialise(module, name or type(module).__name__)
         for name, original in originals.items():
             place = student.get_submodule(name)
             if isinstance(original, Projection):
@@ -223,8 +225,19 @@ def _repeated(old: int, new: int, units: int | None) -> Tensor:
 def _weights(place: nn.Module) -> tuple[Any, Any]:
     """Return a linear layer's own weight as (out, in) and its bias, both writable; None where it has none."""
     own = dict(place.named_parameters(recurse=False))
-    weight = own.get("weight")
-    return (weight.T if weight is not None and is_transposed_linear(place) else weight), own.get("bias")
+    weight: Any = own.get("weight")
+    if weight is not None and is_transposed_linear(place):
+        weight = weight.T
+    elif weight is not None and is_pointwise(place):
+        weight = weight.flatten(1)
+    return weight, own.get("bias")
+
+
+def is_pointwise(module: nn.Module) -> bool:
+    """Recognise a 1x1 convolution, which is a linear layer for each pixel."""
+    if not isinstance(module, nn.Conv1d | nn.Conv2d):
+        return False
+    return module.groups == 1 and {*module.kernel_size, *module.stride, *module.dilation} == {1} and set(module.padding) == {0}
 
 
 def _no_match(name: str, place: nn.Module, original: Projection, init: str = "CopyMatching()") -> StudentError:
@@ -252,8 +265,11 @@ def _reinitialise(module: nn.Module, name: str) -> None:
     elif callable(reset := getattr(module, "reset_parameters", None)):
         reset()
     else:
+        experts = getattr(module, "num_experts", None)
         for key, parameter in own.items():
-            if parameter.dim() >= 2:
+            if parameter.dim() in (2, 3) and parameter.shape[0] == experts:
+                _reinitialise_experts(parameter, "bias" in key, getattr(module, "is_transposed", False))
+            elif parameter.dim() >= 2:
                 _draw(parameter)
             elif "bias" in key:
                 _zero(parameter)
@@ -264,6 +280,15 @@ def _reinitialise(module: nn.Module, name: str) -> None:
                     "reset_parameters().",
                     "give the module a reset_parameters() method, or write your own student: fn(teacher, site) -> module.",
                 )
+
+
+def _reinitialise_experts(parameter: nn.Parameter, is_bias: bool, transposed: bool) -> None:
+    """Draw the weights (experts, out, in), or transposed, or the biases (experts, out) of a stack of experts."""
+    if parameter.dim() == 2 and is_bias:
+        _zero(parameter)
+        return
+    for weight in parameter if parameter.dim() == 3 else [parameter]:
+        _draw(weight.T if transposed and parameter.dim() == 3 else weight)
 
 
 def _is_norm(module: nn.Module, own: dict[str, nn.Parameter]) -> bool:

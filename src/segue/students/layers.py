@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from segue.border import checked
 from segue.errors import StudentError
@@ -51,7 +50,25 @@ class OneLayer:
                 f"It is {found}.",
                 "select layers by segue.Span('encoder.layer', every=2). Nothing was changed.",
             )
+        first, chosen = _kind(teacher.layers[0]), _kind(teacher.layers[self.which])
+        other = next((key for key in first if key in chosen and first[key] != chosen[key]), None)
+        if other is not None:
+            raise StudentError(
+                f"OneLayer(which={self.which}) copies another kind of layer than the first at site {site.name!r}.",
+                f"Its {other!r} is {chosen[other]}, not {first[other]}, and the student is called as the first layer is.",
+                "copy a layer of the same kind (which=0), or let spans begin with such a layer (first=). Nothing was changed.",
+            )
         return clone(teacher.layers[self.which])
+
+
+def _kind(layer: nn.Module) -> dict[str, object]:
+    """Return the settings by which layers of several kinds differ: texts, and whether a number is set."""
+    return {
+        f"{name}.{key}".lstrip("."): value if isinstance(value, str) else "None" if value is None else "set"
+        for name, part in layer.named_modules()
+        for key, value in vars(part).items()
+        if isinstance(value, str | int | float | None) and not key.startswith("_")
+    }
 
 
 def clone(teacher: nn.Module) -> nn.Module:
@@ -61,37 +78,13 @@ def clone(teacher: nn.Module) -> nn.Module:
 
 
 class Chain(nn.Module):
-    """The layers of a span, called one after another: the first argument passes through, all layers get the others."""
+    """The layers of a span. The model calls each in its own place, so the chain itself is never called."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.in_tuples = InTuples()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        for layer in self.layers:
-            output = layer(*args, **kwargs)
-            wrapped = isinstance(output, tuple)
-            if wrapped != self.in_tuples.value:
-                self.in_tuples.value = wrapped
-            x = output[0] if wrapped else output
-            args, kwargs = ((x, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): x})
-        return output
 
 
-class InTuples:
-    """Whether the layers of a span return their output in a tuple; the chain finds out, and its passthroughs do the same."""
-
-    value = False
-
-
-class Passthrough(nn.Module):
-    """Return the input, in place of a layer that an earlier seam computes."""
-
-    def __init__(self, in_tuples: InTuples) -> None:
-        super().__init__()
-        self.in_tuples = in_tuples
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
-        x: Tensor = args[0] if args else next(iter(kwargs.values()))
-        return (x,) if self.in_tuples.value else x
+def layers_of(teacher: nn.Module) -> Sequence[nn.Module]:
+    """Return the modules that a teacher consists of, in the order of their calls: the layers of a span, or itself."""
+    return list(teacher.layers) if isinstance(teacher, Chain) else [teacher]

@@ -58,7 +58,8 @@ class LowRankMlp:
             raise StudentError(
                 problem,
                 f"It is {type(teacher).__name__} ({children}), which contains no linear layer.",
-                "choose modules that contain nn.Linear or GPT-2's Conv1D. Nothing was changed.",
+                "choose modules that contain nn.Linear or GPT-2's Conv1D; NarrowMlp(ratio=...) also takes stacked "
+                "experts and 1x1 convolutions. Nothing was changed.",
             )
         for name, module in maps.items():
             out, into = projection(module).weight.shape
@@ -112,8 +113,21 @@ class LowRankLinear(nn.Module):
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Recognise a linear layer: nn.Linear, or GPT-2's Conv1D."""
-    return isinstance(module, nn.Linear) or is_transposed_linear(module)
+    """Recognise a linear layer: nn.Linear, a subclass that computes the same, or GPT-2's Conv1D."""
+    if not isinstance(module, nn.Linear):
+        return is_transposed_linear(module)
+    return type(module).forward is nn.Linear.forward or not module.weight.is_floating_point() or _computes_the_same(module)
+
+
+@torch.no_grad()
+def _computes_the_same(module: nn.Linear) -> bool:
+    """Try a subclass with a forward of its own: the router of a mixture of experts returns more than a product."""
+    x = torch.linspace(-1, 1, 2 * module.in_features).reshape(2, -1).to(module.weight)
+    try:
+        found = module(x)
+    except Exception:  # it is called in another way
+        return False
+    return isinstance(found, Tensor) and torch.equal(found, F.linear(x, module.weight, module.bias))
 
 
 def _low_rank(module: nn.Module, rank: int) -> LowRankLinear:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import inspect
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -13,12 +14,17 @@ from torch.nn import functional as F
 from segue.border import Fraction, Rule, checked
 from segue.errors import StudentError
 from segue.sites import Site
-from segue.students.attention.spec import Projection, is_transposed_linear, projection
+from segue.students.attention.spec import Projection
+from segue.students.hidden_layer.calls import activation_of, leave_out_, preserves
+from segue.students.hidden_layer.search import hidden_layer
+from segue.students.hidden_layer.units import Axis, Hidden, matrix, with_units
 from segue.students.initialisation import CopyMatching, Initialisation, Kaiming, Net2Net, Original
 from segue.students.layers import clone
 from segue.students.low_rank import is_linear
 
 __all__ = ["GatedMlp", "NarrowMlp", "WideMlp"]
+
+EXPERT_UNITS = 8  # grouped products of experts need rows of a multiple of 16 bytes, in half precision too
 
 
 @checked
@@ -38,9 +44,9 @@ class NarrowMlp:
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
         hidden = hidden_layer(teacher, site, f"NarrowMlp(ratio={self.ratio:.4g})")
-        size = max(1, round(self.ratio * hidden.size))
-        student = _with_hidden(teacher, hidden, size)
-        self.init(student, {**_others(teacher, hidden), **_originals(teacher, hidden, _strongest(teacher, hidden, size))})
+        narrowed = with_units(teacher, hidden, _strongest(teacher, hidden, _new_size(self.ratio, hidden)))
+        student = clone(narrowed)
+        self.init(student, {**_others(narrowed, hidden), **_linear_layers(narrowed, hidden)})
         return student
 
 
@@ -63,9 +69,30 @@ class WideMlp:
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
         hidden = hidden_layer(teacher, site, f"WideMlp(ratio={self.ratio:.4g})")
-        student = _with_hidden(teacher, hidden, round(self.ratio * hidden.size))
-        self.init(student, {**_others(teacher, hidden), **_originals(teacher, hidden)})
+        units = _repeated(self.ratio, hidden)
+        self._check(teacher, hidden, units, site)
+        widened = with_units(teacher, hidden, units)
+        student = clone(widened)
+        linear = {} if hidden.axes[0].interleaved else _linear_layers(teacher, hidden)  # of which `Net2Net` repeats the halves
+        self.init(student, {**_others(widened, hidden), **linear})
         return student
+
+    def _check(self, teacher: nn.Module, hidden: Hidden, units: Tensor, site: Site) -> None:
+        problem = f"WideMlp(ratio={self.ratio:.4g}) cannot replace the module at site {site.name!r}."
+        if isinstance(self.init, Net2Net) and self.init.noise and (hidden.experts or hidden.axes[0].interleaved):
+            raise StudentError(
+                problem,
+                f"It is {type(teacher).__name__}. Net2Net(noise=...) adds noise to linear layers and to halves of them; its "
+                f"{hidden.entering[0]} is neither.",
+                "use init=Net2Net() without noise. Nothing was changed.",
+            )
+        if len(hidden.inner) and not preserves(teacher, hidden, units):
+            raise StudentError(
+                problem,
+                f"It is {type(teacher).__name__}, whose {hidden.inner[0]} sees all hidden units at once: repeating some of "
+                "them changes its output.",
+                f"give a whole number, such as WideMlp(ratio={round(self.ratio + 0.5)}). Nothing was changed.",
+            )
 
 
 @checked
@@ -85,26 +112,40 @@ class GatedMlp:
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
         hidden = hidden_layer(teacher, site, f"GatedMlp(ratio={self.ratio:.4g})")
         if hidden.gated:
-            student = _with_hidden(teacher, hidden, max(1, round(1.5 * self.ratio * hidden.size)))
+            student = with_units(teacher, hidden, _repeated(1.5 * self.ratio, hidden))
+        elif _is_plain(teacher, hidden):
+            student = self._swiglu(teacher, hidden)
         else:
-            student = self._gated(teacher, hidden, site)
-        Kaiming()(student, {})
+            student = self._gated_inside(teacher, hidden, site)
+        new = [""] if isinstance(student, SwiGlu) else [name for name, _ in student.named_modules() if hidden.holds(name)]
+        for name in new:
+            Kaiming()(student.get_submodule(name), {})
         return student
 
-    def _gated(self, teacher: nn.Module, hidden: Hidden, site: Site) -> nn.Module:
-        if other := next(iter(_others(teacher, hidden)), None):
-            raise StudentError(
-                f"GatedMlp(ratio={self.ratio:.4g}) cannot replace the module at site {site.name!r}.",
-                f"It is {type(teacher).__name__}, which contains {other!r} besides its two linear layers.",
-                "choose the MLP without it, or write your own student: fn(teacher, site) -> module. Nothing was changed.",
-            )
-        enter, leave = (projection(teacher.get_submodule(name)) for name in (*hidden.entering, hidden.leaving))
-        student = SwiGlu(enter, leave, max(1, round(self.ratio * hidden.size)), *_dropouts(teacher, hidden))
+    def _swiglu(self, teacher: nn.Module, hidden: Hidden) -> nn.Module:
+        enter, leave = (matrix(teacher.get_submodule(name)) for name in (*hidden.entering, hidden.leaving))
+        student = SwiGlu(enter, leave, _new_size(self.ratio, hidden), *_dropouts(teacher, hidden))
         for name, value in vars(teacher).items():
             plain = isinstance(value, bool | int | float | str) or name == "config"
             if plain and not name.startswith("_") and not hasattr(student, name):
                 setattr(student, name, value)
         student.train(teacher.training)
+        return student
+
+    def _gated_inside(self, teacher: nn.Module, hidden: Hidden, site: Site) -> nn.Module:
+        """Keep the module, which does more than an MLP: gate the layer that enters, and leave its activation out."""
+        activation = None if hidden.experts else activation_of(teacher, hidden)
+        if activation is None:
+            raise StudentError(
+                f"GatedMlp(ratio={self.ratio:.4g}) cannot replace the module at site {site.name!r}.",
+                f"It is {type(teacher).__name__}, which does more than a plain MLP, and the activation between {hidden} is no "
+                "module or attribute that a gate can replace.",
+                "NarrowMlp(ratio=...) keeps the activation; or write your own student: fn(teacher, site) -> module. "
+                "Nothing was changed.",
+            )
+        student = with_units(teacher, hidden, _repeated(self.ratio, hidden))
+        leave_out_(student, activation)
+        student.set_submodule(hidden.entering[0], GatedLayer(student.get_submodule(hidden.entering[0])))
         return student
 
 
@@ -121,151 +162,83 @@ class SwiGlu(nn.Module):
         self.down = nn.Linear(size, out, leave.bias is not None, **where)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        (x,) = (*args, *kwargs.values())  # a model may name it
         y: Tensor = self.dropout(self.down(self.hidden_dropout(F.silu(self.gate(x)) * self.up(x))))
         return y
 
 
-@dataclass(frozen=True)
-class Hidden:
-    """The hidden layer of an MLP, by the names of the linear layers around it."""
+class GatedLayer(nn.Module):
+    """silu(gate(x)) * up(x), in place of a layer that enters a hidden layer and of the activation after it."""
 
-    entering: tuple[str, ...]
-    leaving: str
-    size: int
-    blocks: int = 1  # 2 where one entering layer computes gate and value, half and half
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.gate, self.up = layer, copy.deepcopy(layer)
 
     @property
-    def gated(self) -> bool:
-        return len(self.entering) * self.blocks == 2
+    def weight(self) -> Tensor:
+        """For code that reads the dtype of a layer's weight."""
+        weight = self.gate.weight
+        assert isinstance(weight, Tensor)
+        return weight
 
-    @property
-    def maps(self) -> tuple[str, ...]:
-        return (*self.entering, self.leaving)
-
-
-def hidden_layer(teacher: nn.Module, site: Site, student: str) -> Hidden:
-    """Find the hidden layer of an MLP, or raise an error that says why there is none.
-
-    Shapes propose which linear layers enter and leave it. Doubling every hidden unit verifies it: with random weights, the
-    module must return the same as before.
-    """
-    found = _hidden(teacher)
-    if found is not None:
-        return found
-    maps = {name: projection(part).weight.shape for name, part in teacher.named_modules() if is_linear(part)}
-    listed = ", ".join(f"{name or 'itself'} {into} -> {out}" for name, (out, into) in list(maps.items())[:6])
-    inside = next((name for name, part in teacher.named_modules() if name and _hidden(part) is not None), None)
-    if inside is not None:
-        hint = f"choose the MLP inside it: {site.name + '.' + inside!r}."
-    elif len(maps) == 1:
-        hint = (
-            "BERT-like models split their MLP over two modules, `intermediate` and `output`: use LowRankMlp(rank=...) on "
-            "either, or replace complete layers with a Span."
-        )
-    else:
-        hint = (
-            "LowRankMlp(rank=...) takes any module with linear layers; or write your own student: fn(teacher, site) -> module."
-        )
-    raise StudentError(
-        f"{student} cannot replace the module at site {site.name!r}.",
-        f"It is {type(teacher).__name__}, in which no hidden layer is found; its linear layers are {listed or 'none'}.",
-        f"{hint} Nothing was changed.",
-    )
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = F.silu(self.gate(x)) * self.up(x)
+        return y
 
 
-def _hidden(module: nn.Module) -> Hidden | None:
-    return next((hidden for hidden in _candidates(module) if _is_verified(module, hidden)), None)
-
-
-def _candidates(module: nn.Module) -> Iterator[Hidden]:
-    """Propose hidden layers by shape: one layer in and one out, or two in where the MLP is gated."""
-    maps = {name: projection(part).weight.shape for name, part in module.named_modules() if is_linear(part)}
-    if len(maps) not in (2, 3):
-        return
-    for leaving in reversed(maps):
-        size = maps[leaving][1]
-        entering = tuple(name for name in maps if name != leaving)
-        outs, ins = {maps[name][0] for name in entering}, {maps[name][1] for name in entering}
-        if len(ins) == 1 and outs == {size}:
-            yield Hidden(entering, leaving, size)
-        elif len(entering) == 1 and outs == {2 * size}:
-            yield Hidden(entering, leaving, size, blocks=2)
-
-
-@torch.no_grad()
-def _is_verified(module: nn.Module, hidden: Hidden) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    probe = clone(module).eval().float()
-    for parameter in probe.parameters():
-        spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0
-        parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
-    first = projection(probe.get_submodule(hidden.entering[0])).weight
-    x = torch.randn(1, 3, first.shape[1], generator=generator).to(first.device)
-    twice = _with_hidden(probe, hidden, 2 * hidden.size)
-    Net2Net()(twice, _originals(probe, hidden))
-    try:
-        before, after = probe(x.clone()), twice(x.clone())
-    except Exception:  # whatever it raises, it is not an MLP of one argument with this hidden layer
-        return False
-    return isinstance(before, Tensor) and before.shape == after.shape and torch.allclose(before, after, rtol=1e-3, atol=1e-4)
-
-
-def _with_hidden(teacher: nn.Module, hidden: Hidden, size: int) -> nn.Module:
-    """Copy an MLP with another number of hidden units; the weights around them are left empty."""
-    student = clone(teacher)
-    for name in hidden.entering:
-        student.set_submodule(name, _sized(student.get_submodule(name), out=hidden.blocks * size))
-    student.set_submodule(hidden.leaving, _sized(student.get_submodule(hidden.leaving), into=size))
-    for name in ("intermediate_size", "hidden_features"):
-        if getattr(student, name, None) == hidden.size:
-            setattr(student, name, size)
-    return student
-
-
-def _sized(module: nn.Module, *, out: int | None = None, into: int | None = None) -> nn.Module:
-    """Resize a linear layer, which is our own copy."""
-    weight, bias = projection(module)
-    out, into = out or weight.shape[0], into or weight.shape[1]
-    transposed = is_transposed_linear(module)
-    module.weight = nn.Parameter(weight.new_empty((into, out) if transposed else (out, into)))
-    if bias is not None:
-        module.bias = nn.Parameter(bias.new_empty(out))
-    names = ("nf", "nx") if transposed else ("out_features", "in_features")
-    for name, value in zip(names, (out, into), strict=True):
-        setattr(module, name, value)
-    return module
-
-
-def _originals(teacher: nn.Module, hidden: Hidden, units: Tensor | None = None) -> dict[str, Original]:
-    """Return the linear layers around the hidden layer, or the parts of them that belong to some of its units."""
-    maps = {name: projection(teacher.get_submodule(name)) for name in hidden.maps}
-    if units is None:
-        return dict(maps)
-    rows = torch.cat([units + block * hidden.size for block in range(hidden.blocks)])
-    chosen: dict[str, Original] = {}
-    for name, (weight, bias) in maps.items():
-        if name == hidden.leaving:
-            chosen[name] = Projection(weight[:, units], bias)
-        else:
-            chosen[name] = Projection(weight[rows], None if bias is None else bias[rows])
-    return chosen
+def _linear_layers(teacher: nn.Module, hidden: Hidden) -> dict[str, Original]:
+    """Return the linear layers around the hidden layer."""
+    return {} if hidden.experts else {name: matrix(teacher.get_submodule(name)) for name in hidden.maps}
 
 
 def _others(teacher: nn.Module, hidden: Hidden) -> dict[str, Original]:
-    """Return the other modules with parameters or statistics of their own, such as a norm before the first layer."""
-    holders = ((name, module) for name, module in teacher.named_modules() if name and name not in hidden.maps)
-    return {name: module for name, module in holders if not list(module.children()) and module.state_dict()}
+    """Return the other modules with tensors of their own, such as a norm, or experts whose weights are stacked."""
+    holders = ((name, module) for name, module in teacher.named_modules() if hidden.experts or name not in hidden.maps)
+    return {name: module for name, module in holders if _own_state(module)}
 
 
+def _own_state(module: nn.Module) -> bool:
+    return any("." not in key for key in module.state_dict())
+
+
+def _repeated(ratio: float, hidden: Hidden) -> Tensor:
+    """Return which units to copy for another number of them, where their weights do not matter."""
+    return torch.arange(_new_size(ratio, hidden)) % hidden.size
+
+
+def _new_size(ratio: float, hidden: Hidden) -> int:
+    size = max(1, round(ratio * hidden.size))
+    if not hidden.experts or size == hidden.size:
+        return size
+    return -(-size // EXPERT_UNITS) * EXPERT_UNITS
+
+
+def _is_plain(teacher: nn.Module, hidden: Hidden) -> bool:
+    """Say whether a module is two linear layers, with at most an activation and dropout, and takes one argument."""
+    parameters = inspect.signature(teacher.forward).parameters.values()
+    alone = sum(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) == 1
+    linear = not hidden.experts and all(is_linear(teacher.get_submodule(name)) for name in hidden.maps)
+    return alone and linear and not _others(teacher, hidden)
+
+
+@torch.no_grad()
 def _strongest(teacher: nn.Module, hidden: Hidden, size: int) -> Tensor:
-    """Select the hidden units with the largest product of weight norms, in their old order."""
-    maps = {name: projection(teacher.get_submodule(name)).weight.detach().float() for name in hidden.maps}
-    score: Tensor = torch.linalg.vector_norm(maps[hidden.leaving], dim=0)
-    for name in hidden.entering:
-        for part in maps[name].chunk(hidden.blocks):
-            score = score * torch.linalg.vector_norm(part, dim=1)
-    return score.argsort(descending=True, stable=True)[:size].sort().values
+    """Select the hidden units with the largest product of weight norms, in their old order; for each expert its own."""
+    score = _lengths(teacher, hidden, hidden.weights[-1])[0]
+    for axis in hidden.weights[:-1]:
+        for part in _lengths(teacher, hidden, axis):
+            score = score * part
+    return score.argsort(dim=-1, descending=True, stable=True)[..., :size].sort(dim=-1).values
+
+
+def _lengths(teacher: nn.Module, hidden: Hidden, axis: Axis) -> list[Tensor]:
+    """Return the norms of the weights of each unit: (units), or (experts, units); two of them for gate and value."""
+    weight = teacher.get_parameter(axis.name).detach().float()
+    summed = [dim for dim in range(weight.dim()) if dim != axis.dim and not (hidden.experts and dim == 0)]
+    norms = torch.linalg.vector_norm(weight, dim=summed)
+    parts = norms.unflatten(-1, (-1, axis.rows)).unbind(-1) if axis.interleaved else norms.chunk(axis.rows, dim=-1)
+    return list(parts)
 
 
 def _dropouts(teacher: nn.Module, hidden: Hidden) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from segue.border import checked
 from segue.errors import StudentError
 from segue.sites import Site
-from segue.students.attention.families import NotFused
+from segue.students.attention.families.multihead import NotFused
 from segue.students.initialisation import CopyMatching, Initialisation, Original
 
 __all__ = ["RmsNorm"]

@@ -118,6 +118,9 @@ def _number(name: str, score: object) -> Tensor:
     )
 
 
+MOST_STEPS = 2**53  # beyond which a float does not count
+
+
 class RunningMeans:
     """Means of the training loss and of every site's gradient norm since the last evaluation."""
 
@@ -149,7 +152,7 @@ class RunningMeans:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         losses, steps, norms = state["losses"], state["steps"], state["norms"]
-        plain = isinstance(losses, int | float) and isinstance(steps, int) and steps >= 0
+        plain = type(losses) is float and math.isfinite(losses) and type(steps) is int and 0 <= steps < MOST_STEPS
         if not (plain and norms.shape == self.norms.shape and norms.is_floating_point()):
             raise ValueError(f"a sum of {losses!r:.20} over {steps!r:.20} steps with norms of {len(norms)} sites")
         self.losses, self.steps, self.norms = losses, steps, norms.to(self.device)

@@ -284,8 +284,9 @@ class Loop:
         """Continue where an earlier process stopped."""
         if self.accelerator.scaler is not None and state["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        seconds, skipped = float(state["seconds"]), state["skipped"]
-        if not (isinstance(skipped, int) and 0 <= skipped <= self.total and math.isfinite(seconds)):
+        seconds, skipped = state["seconds"], state["skipped"]
+        counted = type(skipped) is int and 0 <= skipped <= self.total
+        if not (counted and type(seconds) is float and 0 <= seconds < math.inf):
             raise ValueError(f"{skipped!r:.20} of {self.total} steps were skipped, in {seconds!r:.20} seconds")
         self.seconds, self.skipped = seconds, skipped
         self.means.load_state_dict(state["running_means" if "running_means" in state else "since_look"])  # 0.1.0

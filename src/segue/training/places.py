@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from segue.core import surgery
 from segue.core.handover import Handover
+from segue.core.shortening import finished_name
 
 
 def split_name(name: str, handover: Handover | None) -> tuple[str, str, str]:
@@ -22,7 +22,7 @@ def plain_name(name: str, handover: Handover | None) -> str:
     """Return the name that a module or weight has in the finished model, or in the original if it is a teacher's."""
     site, _, inside = split_name(name, handover)
     whole = ".".join(part for part in (site, inside) if part)
-    return whole if handover is None else surgery.finished_name(whole, handover.sites)
+    return whole if handover is None else finished_name(whole, handover.sites)
 
 
 def owner(name: str, handover: Handover | None) -> str:

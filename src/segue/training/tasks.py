@@ -67,16 +67,24 @@ class Classification:
         return {"accuracy": (logits.argmax(-1) == labels).float(), "loss": loss}
 
     def _predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        if isinstance(batch, Mapping):
-            inputs = {name: value for name, value in batch.items() if name != "labels"}
-            output, labels = model(**inputs), batch["labels"]
-        elif isinstance(batch, Tensor):  # it would come apart into its rows
-            raise DataError(
-                "Classification needs batches of inputs and labels.",
-                f"A batch is a tensor of shape {tuple(batch.shape)}.",
-                'give (inputs, labels), a mapping with "labels", or a loss_fn(model, batch) of your own.',
-            )
-        else:
+        if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
+            named = {name: value for name, value in batch.items() if name != "labels"}
+            output, labels = model(**named), batch["labels"]
+        elif isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[-1], Tensor):
             *inputs, labels = batch
             output = model(*inputs)
+        else:  # also a tensor, which would come apart into its rows
+            raise DataError(
+                "Classification needs batches of inputs and labels.",
+                f"A batch is {_described(batch)}.",
+                'give (inputs, labels), a mapping with "labels", or a loss_fn(model, batch) of your own.',
+            )
         return getattr(output, "logits", output), labels
+
+
+def _described(batch: object) -> str:
+    if isinstance(batch, Tensor):
+        return f"a tensor of shape {tuple(batch.shape)}"
+    names = [str(name) for name in batch] if isinstance(batch, Mapping) else []
+    inside = [type(each).__name__ for each in batch] if isinstance(batch, tuple | list) else names
+    return f"a {type(batch).__name__}" + (f" of {', '.join(inside):.60}" if inside else "")

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import segue
 from segue.core.backbone import plain_attention
-from segue.errors import StudentError
+from segue.errors import SegueWarning, StudentError
 from segue.sites import Site, select
-from segue.students import CopyMatching, LinearAttention, Softmax
+from segue.students import CopyMatching, LinearAttention, SlidingWindow, Softmax
 from segue.students.attention.interfaces import interface_of
 from tests.helpers import models
 from tests.helpers.models import Batch
@@ -211,11 +211,28 @@ def test_torch_attention_called_alone(batch_first: bool, bias: bool) -> None:
         assert close(y[kept], expected[kept]), call
 
 
-def test_a_causal_mask_that_torch_is_not_told_of_is_refused() -> None:
-    """torch's own attention takes such a mask at its word; an operator has to be told that it is causal."""
-    student, x = Softmax()(nn.MultiheadAttention(32, 4, batch_first=True), HERE), torch.randn(2, 6, 32)
-    with pytest.raises(StudentError, match="It hides more than padding and the future"):
-        student(x, x, x, attn_mask=torch.ones(6, 6, dtype=torch.bool).triu(1))
+def test_a_causal_mask_need_not_be_announced() -> None:
+    teacher, x = nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(2, 6, 32)
+    models.scramble_(teacher)
+    mask = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    for student in (Softmax()(teacher, HERE), SlidingWindow(window=6, global_tokens=0)(teacher, HERE)):
+        assert close(student(x, x, x, attn_mask=mask)[0], teacher(x, x, x, attn_mask=mask)[0])
+    student = LinearAttention()(teacher, HERE)
+    assert torch.equal(student(x, x, x, attn_mask=mask)[0], student(x, x, x, attn_mask=mask, is_causal=True)[0])
+
+
+def test_equal_tensors_are_one_sequence() -> None:
+    teacher, x = nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(2, 6, 32)
+    student = SlidingWindow(window=2)(teacher, HERE)
+    assert torch.equal(student(x, x.clone(), x.clone())[0], student(x, x, x)[0])
+
+
+def test_queries_and_keys_with_positions_and_values_without() -> None:
+    """DETR adds positions to queries and keys alone."""
+    teacher, x, positions = nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(2, 6, 32), torch.randn(6, 32)
+    models.scramble_(teacher)
+    student, q = Softmax()(teacher, HERE), x + positions
+    assert close(student(q, q, x)[0], teacher(q, q, x)[0])
 
 
 def test_torch_does_not_fuse_a_finalized_student_away() -> None:
@@ -248,9 +265,8 @@ def pairs_of_tokens(batch: Batch) -> Batch:
     [
         (LLAMA, packed),
         (BERT, pairs_of_tokens),
-        (replace(LLAMA.having("HF Mistral", sliding_window=4), make=language_model("mistral")), unpadded),
     ],
-    ids=["packed sequences", "pairs of tokens", "a window"],
+    ids=["packed sequences", "pairs of tokens"],
 )
 def test_a_mask_that_says_more_than_padding_and_the_future_is_refused(family: Family, change) -> None:
     model, batch = family.build(), change(family.batch())
@@ -258,78 +274,91 @@ def test_a_mask_that_says_more_than_padding_and_the_future_is_refused(family: Fa
     with handover.as_student(), pytest.raises(StudentError) as caught:
         batch.predict(model)
     assert str(caught.value) == (
-        "an attention student cannot apply this mask.\n"
-        "  It hides more than padding and the future (packed sequences, a window, or pairs of tokens).\n"
-        "  Hint: leave such masks out, or keep softmax attention at these sites."
+        "LinearAttention cannot apply this mask.\n"
+        "  It hides more than padding and the future (packed sequences, blocks, or pairs of tokens), or adds to the logits.\n"
+        "  Hint: leave such masks out, or use SlidingWindow or Softmax at these sites, which apply any mask."
     )
 
 
-def test_a_mask_of_pairs_in_a_call_of_timm_is_refused() -> None:
+def test_masks_are_looked_into_in_every_call() -> None:
     student, x = LinearAttention()(timm.layers.Attention(32, 4), HERE), torch.randn(2, 6, 32)
-    mask = PAIRS.clone()
-    mask[:, :, 3, 1] = False
-    for given in (mask, additive(mask), mask[0, 0], mask[:, 0, 0].new_ones(6, 6).tril(2)):
-        with pytest.raises(StudentError, match="an attention student cannot apply this mask"):
-            student(x, attn_mask=given)
+    plain = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    packed = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool().expand(2, 1, 6, 6)
+    student(x, attn_mask=plain)
+    with pytest.raises(StudentError, match="cannot apply this mask"):
+        student(x, attn_mask=packed)
+    plain.copy_(packed)
+    with pytest.raises(StudentError, match="cannot apply this mask"):
+        student(x, attn_mask=plain)
+
+
+ODD = torch.rand(2, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+ANY_MASK = {
+    "packed": torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool().expand(2, 1, 6, 6),
+    "pairs": (ODD > 0.3) | torch.eye(6, dtype=torch.bool),
+    "ahead": torch.ones(6, 6, dtype=torch.bool).tril(2),
+    "a bias": ODD,
+    "a bias and the future": ODD.masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -torch.inf),
+}
+
+
+@pytest.mark.parametrize("mask", ANY_MASK.values(), ids=ANY_MASK)
+def test_operators_with_a_softmax_apply_any_mask(mask: Tensor) -> None:
+    teacher, x = timm.layers.Attention(32, 4), torch.randn(2, 6, 32)
+    models.scramble_(teacher)
+    expected = teacher(x, attn_mask=mask)
+    for operator in (Softmax(), SlidingWindow(window=6, global_tokens=0), SlidingWindow(window=6, global_tokens=2)):
+        assert close(operator(teacher, HERE)(x, attn_mask=mask), expected), operator
+    with pytest.raises(StudentError, match="LinearAttention cannot apply this mask"):
+        LinearAttention()(teacher, HERE)(x, attn_mask=mask)
 
 
 def test_a_mask_of_pairs_is_not_taken_for_padding_when_there_are_as_many_tokens_as_rows() -> None:
-    student, x = Softmax()(timm.layers.Attention(32, 4), HERE), torch.randn(6, 6, 32)
-    with pytest.raises(StudentError, match="an attention student cannot apply this mask"):
-        student(x, attn_mask=torch.ones(6, 6, dtype=torch.bool).tril(2))
+    teacher, x = timm.layers.Attention(32, 4), torch.randn(6, 6, 32)
+    mask = torch.ones(6, 6, dtype=torch.bool).tril(2)
+    assert close(Softmax()(teacher, HERE)(x, attn_mask=mask), teacher(x, attn_mask=mask))
 
 
-def test_rows_of_pairs_in_a_call_of_bert_are_refused() -> None:
-    student, x = LinearAttention()(attention(BERT), HERE), torch.randn(2, 6, 32)
-    with pytest.raises(StudentError, match="an attention student cannot apply this mask"):
-        student(x, attention_mask=torch.ones(2, 6, 6, dtype=torch.bool).tril(2))
-
-
-def test_a_bias_of_the_logits_is_refused() -> None:
-    """ALiBi and relative positions come as masks with finite numbers, which are neither padding nor the future."""
-    student, x = LinearAttention()(timm.layers.Attention(32, 4), HERE), torch.randn(2, 6, 32)
-    distance = (torch.arange(6)[:, None] - torch.arange(6)).abs()
-    for bias in (-0.5 * distance, 0.5 * distance):
-        with pytest.raises(StudentError, match="an attention student cannot apply this mask"):
-            student(x, attn_mask=bias[None, None].expand(2, 1, 6, 6))
-
-
-def test_a_longer_sequence_with_a_window_is_refused_after_a_short_one_without() -> None:
+def test_a_longer_sequence_of_a_windowed_teacher() -> None:
     family = replace(LLAMA.having("HF Mistral", sliding_window=4), make=language_model("mistral"))
     model = family.build().eval()
-    handover = segue.replace_(model, family.plan(LinearAttention()), total_steps=2)
+    with pytest.warns(SegueWarning, match="LinearAttention looks at all tokens, its teacher at 4"):
+        handover = segue.replace_(model, family.plan(LinearAttention()), total_steps=2)
     ids = models.token_ids()
-    mask = torch.ones(3, 4, dtype=torch.long)
-    mask[0, 0] = 0
     with handover.as_student(), torch.no_grad():
-        model(input_ids=ids[:, :4], attention_mask=mask)
-        with pytest.raises(StudentError, match="an attention student cannot apply this mask"):
-            model(input_ids=ids)
+        logits = model(input_ids=ids).logits
+        changed = ids.clone()
+        changed[:, -1] = (ids[:, -1] + 1) % 50
+        assert close(model(input_ids=changed).logits[:, :-1], logits[:, :-1]), "the future is hidden"
 
 
 # Cross-attention
 
 
-def test_cross_attention_is_refused() -> None:
-    student, x = LinearAttention()(nn.MultiheadAttention(32, 4, batch_first=True), HERE), torch.randn(2, 6, 32)
-    other = torch.randn(2, 5, 32)
-    with pytest.raises(StudentError, match="got keys or values of another sequence"):
-        student(x, other, other)
-    for family in (BERT, GPT2):
-        student = LinearAttention()(attention(family), HERE)
-        with pytest.raises(StudentError, match="got the states of an encoder"):
-            student(x, encoder_hidden_states=other)
+@pytest.mark.parametrize("length", [5, 6])
+def test_cross_attention(length: int) -> None:
+    teacher, x = nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(2, 6, 32)
+    models.scramble_(teacher)
+    other = torch.randn(2, length, 32)
+    padding = torch.zeros(2, length, dtype=torch.bool)
+    padding[1, 3:] = True
+    call = {"key_padding_mask": padding}
+    assert close(Softmax()(teacher, HERE)(x, other, other, **call)[0], teacher(x, other, other, **call)[0])
+    y = LinearAttention()(teacher, HERE)(x, other, other, **call)[0]
+    other[1, 3:] = 9.0
+    assert close(LinearAttention()(teacher, HERE)(x, other, other, **call)[0], y)
+    with pytest.raises(StudentError, match="SlidingWindow cannot be cross-attention"):
+        SlidingWindow()(teacher, HERE)(x, other, other)
 
 
-@pytest.mark.parametrize(
-    ("make", "sites"),
-    [(models.gpt2, "transformer.h.*.crossattention"), (cases.decoder_bert, "bert.encoder.layer.*.crossattention.self")],
-    ids=["GPT-2", "BERT"],
-)
-def test_the_cross_attention_of_a_decoder_cannot_be_chosen(make: Callable[..., nn.Module], sites: str) -> None:
-    model = models.build(make, add_cross_attention=True)
-    with pytest.raises(StudentError, match="[Nn]othing was changed"):
-        segue.replace_(model, segue.Plan(sites=sites, student=LinearAttention()))
+def test_the_cross_attention_of_a_decoder() -> None:
+    model = models.build(cases.decoder_bert, add_cross_attention=True, **cases.CALM_BERT).eval()
+    call = {"input_ids": models.token_ids(), "encoder_hidden_states": torch.randn(3, 5, 32)}
+    with torch.no_grad():
+        expected = model(**call).logits
+        plan = segue.Plan(sites="bert.encoder.layer.*.crossattention.self", student=Softmax())
+        segue.replace_(model, plan, total_steps=2).finalize_(force=True)
+        assert close(model(**call).logits, expected)
 
 
 def test_the_self_attention_of_a_decoder_with_cross_attention_can() -> None:

@@ -14,8 +14,8 @@ import segue
 from segue.errors import StudentError
 from segue.sites import Site, select
 from segue.students import LinearAttention, Softmax
-from segue.students.attention import families
 from segue.students.attention import interfaces as interfaces
+from segue.students.attention.families import ByName
 from segue.students.attention.interfaces import interface_of
 from tests.students.cases import BERT, LLAMA, TIMM, TORCHVISION, Family
 
@@ -34,15 +34,15 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 
 class Unusual(nn.Module):
-    """Attention of a user's own, with the names and the call that the example shows."""
+    """Attention of a user's own, whose parts have the names that the example shows; nobody knows the name of its input."""
 
     def __init__(self, width: int = 32, heads: int = 4) -> None:
         super().__init__()
         self.heads, self.head_size = heads, width // heads
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+    def forward(self, words: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(words).chunk(3, -1))
         seen = None if mask is None else mask[:, None, None, :]
         return self.proj(F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2))
 
@@ -87,33 +87,46 @@ def test_the_example_of_the_error_works(kind: type[nn.Module]) -> None:
 
 
 def test_what_is_registered_last_wins() -> None:
-    def reader(heads: int) -> type[segue.students.AttentionInterface]:
+    def reader(tokens: int) -> type[segue.students.AttentionInterface]:
         class Mine(segue.students.AttentionInterface):
             def parse(self, module: nn.Module) -> segue.students.AttentionSpec:
                 q, k, v = segue.students.split_qkv(segue.students.projection(module.qkv))
                 output = segue.students.projection(module.proj)
-                return segue.students.AttentionSpec(heads=heads, head_size=32 // heads, query=q, key=k, value=v, output=output)
+                return segue.students.AttentionSpec(heads=4, head_size=8, query=q, key=k, value=v, output=output, tokens=tokens)
+
+            def unpack(self, x: Tensor, mask: Tensor | None = None) -> segue.students.AttentionCall:
+                return segue.students.AttentionCall(x, token_mask=mask)
 
         return Mine
 
     segue.students.register_attention(Unusual, reader(2))
-    assert interface_of(Unusual(), HERE)[1].heads == 2
+    assert interface_of(Unusual(), HERE)[1].tokens == 2
     segue.students.register_attention(Unusual, reader(8))
-    assert interface_of(Unusual(), HERE)[1].heads == 8
-    assert interface_of(MoreUnusual(), HERE)[1].heads == 8
+    assert interface_of(Unusual(), HERE)[1].tokens == 8
+    assert interface_of(MoreUnusual(), HERE)[1].tokens == 8
     segue.students.register_attention(MoreUnusual, reader(4))
-    assert interface_of(MoreUnusual(), HERE)[1].heads == 4
+    assert interface_of(MoreUnusual(), HERE)[1].tokens == 4
     segue.students.register_attention(Unusual, reader(2))
-    assert interface_of(MoreUnusual(), HERE)[1].heads == 4, "the nearest kind counts, whenever it was registered"
+    assert interface_of(MoreUnusual(), HERE)[1].tokens == 4, "the nearest kind counts, whenever it was registered"
 
 
 def test_a_registered_kind_wins_over_what_segue_knows() -> None:
-    class Mine(families.TimmAttention):
+    class Mine(ByName):
         def parse(self, module: nn.Module) -> segue.students.AttentionSpec:
-            return replace(super().parse(module), causal=True)
+            return replace(super().parse(module), tokens=77)
 
     segue.students.register_attention(timm.layers.Attention, Mine)
-    assert interface_of(attention(TIMM), HERE)[1].causal
+    assert interface_of(attention(TIMM), HERE)[1].tokens == 77
+
+
+def test_an_interface_that_reads_wrongly_is_refused() -> None:
+    class Mine(ByName):
+        def parse(self, module: nn.Module) -> segue.students.AttentionSpec:
+            return replace(super().parse(module), scale=1.0)
+
+    segue.students.register_attention(timm.layers.Attention, Mine)
+    with pytest.raises(StudentError, match="Softmax attention with its weights returns another result"):
+        interface_of(attention(TIMM), HERE)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,12 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
         self.pending = {name: change(x) for name, x in self.pending.items()}
 
 
+def keeps_other_states(cache: Any, index: int | None) -> bool:
+    """Return whether a layer of a cache holds the states of another module too, which a state of ours must not replace."""
+    layers = getattr(cache, "layers", ())
+    return index is not None and index < len(layers) and hasattr(layers[index], "conv_states")
+
+
 def state_layer(cache: Any, index: int, token_mask: Tensor | None) -> StateLayer:
     """Return a recurrent student's layer of a cache, created on its first call.
 

@@ -16,7 +16,7 @@ from segue.border import checked
 from segue.errors import MissingExtraError, PlanError, StudentError, nearest
 from segue.sites import Site
 from segue.students.attention.interfaces import copy_attributes_, interface_of
-from segue.students.attention.module import MaskCheck
+from segue.students.attention.masks import causal_padding
 from segue.students.attention.spec import AttentionInterface, AttentionSpec
 
 PACKAGE = "flash-linear-attention"
@@ -116,18 +116,16 @@ class FlaAttention(nn.Module):
         self.interface = interface
         self.layer_idx = spec.layer
         self.output_dropout = nn.Dropout(spec.dropout)
-        self.check_mask = MaskCheck()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         call = self.interface.unpack(*args, **kwargs)
-        x, tokens, token_mask, mask = call.x, call.x.shape[1], call.token_mask, call.mask
+        x, tokens, seen = call.x, call.x.shape[1], call.x.shape[1]
         if call.cache is not None:
             past = x[:, None]  # (batch, 1, tokens, width), the form in which a cache stores keys and values
             x = call.cache.update(past, past, self.layer_idx)[0][:, 0]
             seen = int(call.cache.get_seq_length(self.layer_idx))  # a static cache is longer
             x = x[:, :seen]
-            token_mask, mask = (None if part is None else part[..., :seen] for part in (token_mask, mask))
-        self.check_mask(mask, token_mask, causal=True)
+        token_mask = causal_padding(call, seen, type(self.layer).__name__)
         y = self.layer(x, attention_mask=None if token_mask is None else token_mask.long())
         y = (y[0] if isinstance(y, tuple) else y)[:, -tokens:]
         return self.interface.pack(self.output_dropout(y))

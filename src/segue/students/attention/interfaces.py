@@ -1,11 +1,12 @@
 """The registry: find the interface of an attention module, so that any operator fits any family.
 
-Segue knows timm, torch's MultiheadAttention and Hugging Face's ViT, BERT, GPT-2 and Llama families. `register_attention` adds
+Segue reads most attention modules by the names of their parts, and proves that it read them rightly. `register_attention` adds
 others.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from segue.border import checked
 from segue.errors import StudentError
 from segue.sites import Site
 from segue.students.attention.families import BUILT_IN
+from segue.students.attention.families.names import beyond
+from segue.students.attention.proof import MisreadError, prove, prove_reload
 from segue.students.attention.spec import AttentionInterface, AttentionSpec
 
 _REGISTERED: dict[type[nn.Module], type[AttentionInterface]] = {}
@@ -27,21 +30,35 @@ def register_attention(kind: type[nn.Module], interface: type[AttentionInterface
 
 
 def interface_of(module: nn.Module, site: Site) -> tuple[AttentionInterface, AttentionSpec]:
-    """Find the interface of an attention module and parse the module, or raise an error that shows how to register one."""
+    """Find an interface of an attention module, and prove that it reads it rightly; or raise an error that says why not."""
     if hasattr(module, "attention_spec"):  # a student of Segue, whose interface is that of its own teacher
         return module.interface, module.attention_spec()  # type: ignore[return-value, operator]
     registered = next((_REGISTERED[kind] for kind in type(module).__mro__ if kind in _REGISTERED), None)
-    kind = registered or next((kind for kind in BUILT_IN if kind.matches(module)), None)
-    if kind is None:
-        raise _unknown(module, site, "No interface matches it.")
-    interface = kind(module)
-    spec = interface.parse(module)
+    kinds = [registered] if registered else [kind for kind in BUILT_IN if kind.matches(module)]
+    reasons: list[MisreadError] = []
+    for kind in kinds:
+        for choice, interface in enumerate(kind.candidates(module)):
+            try:
+                spec = interface.parse(module)
+                _require_complete(module, interface, spec)
+                prove(module, interface, spec)
+                if registered:
+                    prove_reload(module, interface, spec, choice)
+            except MisreadError as reason:
+                reasons.append(reason)
+            else:
+                return interface, spec
+    raise _unknown(module, site, reasons)
+
+
+def _require_complete(module: nn.Module, interface: AttentionInterface, spec: AttentionSpec) -> None:
+    """Refuse to read a part of a module as the whole."""
     parts = [p for part in _parts(spec) for p in part]
     parts += [p for part in interface.ignored(module) for p in part.parameters()]
     read, held = sum(p.numel() for p in parts), sum(p.numel() for p in module.parameters())
     if read != held:
-        raise _unknown(module, site, f"It looks like {kind.name}, whose interface reads {read:,} of its {held:,} parameters.")
-    return interface, spec
+        names = ", ".join(name for name, _ in module.named_parameters())
+        raise MisreadError(f"{read:,} of its {held:,} parameters are read. It has {names}.")
 
 
 def copy_attributes_(student: nn.Module, teacher: nn.Module, interface: AttentionInterface) -> None:
@@ -72,24 +89,40 @@ EXAMPLE = """register an interface, then try again (nothing was changed):
     segue.students.register_attention({kind}, Mine)"""
 
 
-def _unknown(module: nn.Module, site: Site, found: str) -> StudentError:
+def _unknown(module: nn.Module, site: Site, reasons: list[MisreadError]) -> StudentError:
+    """Make the error of a module that no interface reads: what was found, and what can be done about it."""
     inside = next(
         (name for name, part in module.named_modules() if name and any(kind.matches(part) for kind in BUILT_IN)), None
     )
-    if inside is not None:
+    nearest = min(reasons, key=lambda reason: reason.off, default=None)
+    why = beyond(module)
+    if why is not None:
+        hint = "AttentionSpec has no field for it: keep it, or use Reinit() or a student of your own. Nothing was changed."
+    elif inside is not None and nearest is None:
         hint = f"choose the attention inside it: {site.name + '.' + inside!r}. Nothing was changed."
+    elif nearest is not None and nearest.off < math.inf:
+        hint = (
+            "if the fields of segue.students.AttentionSpec can say what it computes, register an interface "
+            "(segue.students.register_attention); else keep it, or use Reinit() or a student of your own. Nothing was changed."
+        )
     else:
         hint = EXAMPLE.replace("{kind}", type(module).__name__)
     children = ", ".join(f"{name}: {type(part).__name__}" for name, part in module.named_children()) or "no submodules"
     return StudentError(
         f"Segue cannot read the module at site {site.name!r} as attention.",
-        f"It is {type(module).__name__} ({children}). {found}",
+        f"It is {type(module).__name__} ({children}). {_sentence(why) or nearest or 'No interface matches it.'}",
         hint,
     )
 
 
+def _sentence(text: str | None) -> str | None:
+    return None if text is None else f"{text[0].upper()}{text[1:]}."
+
+
 def _parts(spec: AttentionSpec) -> list[list[Tensor]]:
-    projections = [p for p in (spec.query, spec.key, spec.value, spec.output) if p is not None]
-    norms = [n for n in (spec.query_norm, spec.key_norm) if n is not None]
-    of_norms: list[list[Tensor]] = [list(norm.parameters()) for norm in norms]
-    return [[t for t in p if t is not None] for p in projections] + of_norms
+    projections = [p for p in (spec.query, spec.key, spec.value, spec.output, spec.gate) if p is not None]
+    modules = [spec.reduction, spec.input_norm, spec.query_norm, spec.key_norm, spec.output_norm, spec.residual_norm, spec.bias]
+    of_modules: list[list[Tensor]] = [list(part.parameters()) for part in dict.fromkeys(modules) if part is not None]
+    context = [] if spec.context is None else _parts(spec.context)
+    sinks = [] if spec.sinks is None else [spec.sinks]
+    return [[t for t in p if t is not None] for p in projections] + of_modules + [sinks] + context

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +38,18 @@ class Mixer(nn.Module):
 
     uses: tuple[str, ...] = ("query", "key", "value")  # the projections that the mixer needs
     supports_causal = False
+    supports_cross = False  # queries and keys may belong to different sequences
+    dense = False  # computes the logits of all pairs of tokens, so that it can add anything to them
     recurrent = False  # `mix_chunk` and `accumulate` exist
+    honours: frozenset[str] = frozenset()  # of bias, softcap, sinks and window: what of a teacher's softmax it keeps
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
         """Mix a complete sequence."""
         raise NotImplementedError
+
+    def mix_across(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, **bias: Tensor) -> Tensor:
+        """Mix queries with the keys and values of another sequence, to which `token_mask` belongs."""
+        return self.mix(q, k, v, token_mask, False, **bias)
 
     def mix_chunk(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> Tensor:
         """Mix a few causal tokens with each other and with a state."""
@@ -56,13 +63,24 @@ class Mixer(nn.Module):
         """Mix one token that follows a state; return its output and the next state."""
         return self.mix_chunk(q, k, v, token_mask, state), self.accumulate(k, v, token_mask, state)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        token_mask: Tensor | None = None,
+        causal: bool = False,
+        bias: Tensor | None = None,
+        cross: bool = False,
+    ) -> Tensor:
         """Mix a complete sequence, as in training."""
         if causal and not self.supports_causal:
             raise not_causal(type(self).__name__.removesuffix("Mixer"))
         with _full_precision(v):
-            y = self.mix(q.to(_wide(q.dtype)), *_prepare(k, v, token_mask), token_mask, causal)
-        return y.to(v.dtype)
+            q, (k, v), dtype = q.to(_wide(q.dtype)), _prepare(k, v, token_mask), v.dtype
+            added = {} if bias is None else {"bias": bias.to(q.dtype)}
+            y = self.mix_across(q, k, v, token_mask, **added) if cross else self.mix(q, k, v, token_mask, causal, **added)
+        return y.to(dtype)
 
     def prefill(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> Tensor:
         """Mix the tokens of a prompt, or of a part of it that follows a state.
@@ -95,6 +113,72 @@ class Mixer(nn.Module):
             return self.accumulate(*_prepare(k, v, token_mask), token_mask, state)
 
 
+class Sinks(nn.Module):
+    """One logit more for each head, whose value is zero: it takes a share of the weights (GPT-OSS)."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(logits.detach().clone())
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start with a logit of zero."""
+        self.weight.zero_()
+
+
+class NoWeights:
+    """Stand for the attention weights of an operator that has none; refuse every use of them."""
+
+    is_withheld = True  # blending keeps it where the teacher returns weights
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise self._refused()
+
+    def __getitem__(self, index: Any) -> Any:
+        raise self._refused()
+
+    def __iter__(self) -> Any:
+        raise self._refused()
+
+    def __bool__(self) -> bool:
+        raise self._refused()
+
+    def __add__(self, other: Any) -> Any:
+        raise self._refused()
+
+    __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __truediv__ = __matmul__ = __gt__ = __lt__ = __add__
+    __len__ = __float__ = __iter__
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        values = (*args, *(kwargs or {}).values())
+        held = [x for value in values for x in (value if isinstance(value, tuple | list) else (value,)) if isinstance(x, cls)]
+        raise held[0]._refused()
+
+    def _refused(self) -> StudentError:
+        return StudentError(
+            f"{self.operator} has no attention weights.",
+            "The code around a site asks for them and uses them, and only softmax over all tokens has them.",
+            "call with need_weights=False, or use Softmax at this site, which returns them.",
+        )
+
+
+def mix_groups(mixer: Mixer, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, groups: tuple[Tensor, int]) -> Tensor:
+    """Mix each group of tokens with itself, one after the other; exact for every mixer that leaves padding out."""
+    number, count = groups
+    y = torch.zeros_like(q)
+    for group in range(count):
+        inside = number == group
+        mixed = mixer(q, k, v, inside if seen is None else inside & seen)
+        y = torch.where(inside[:, None, :, None], mixed, y)
+    return y
+
+
 def _full_precision(like: Tensor) -> torch.autocast:
     return torch.autocast("cpu" if like.is_meta else like.device.type, enabled=False)
 
@@ -121,6 +205,15 @@ def not_causal(operator: str) -> StudentError:
     )
 
 
+def not_across(operator: str, after: str = "") -> StudentError:
+    """Make the error of an operator that mixes one sequence with itself."""
+    return StudentError(
+        f"{operator} cannot be cross-attention.",
+        "It mixes the tokens of one sequence with each other, and here the keys are those of another one.",
+        f"use LinearAttention, Performer, Linformer or Nystrom there, or choose the self-attention sites. {after}".strip(),
+    )
+
+
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """Repeat keys or values that several query heads share, one copy for each."""
     groups = heads // x.shape[1]
@@ -141,6 +234,18 @@ def tail(x: Tensor, start: int, dim: int = 2) -> Tensor:
     """Return the tokens from `start` on, without keeping the memory of the many before it alive."""
     rest = x.narrow(dim, start, x.shape[dim] - start)
     return rest.clone() if start > 1 else rest
+
+
+def softmax_of(logits: Tensor, bias: Tensor | None, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    """Return the weights of the keys: logits are capped, then the bias is added, then sinks (one each row) take their share."""
+    if softcap is not None:
+        logits = (logits / softcap).tanh() * softcap
+    if bias is not None:
+        logits = logits + bias
+    if sinks is None:
+        return logits.softmax(-1)
+    extra = sinks.to(logits.dtype).expand(*logits.shape[:-1], 1)
+    return torch.cat([logits, extra], dim=-1).softmax(-1)[..., :-1]
 
 
 def masked_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:

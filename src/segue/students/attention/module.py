@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import copy
+import re
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segue.errors import StudentError
+from segue.errors import SegueWarning, StudentError
 from segue.sites import Site
 from segue.students.attention.interfaces import copy_attributes_, interface_of
-from segue.students.attention.mixer import Mixer, not_causal, repeat_heads
-from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection, rotate
+from segue.students.attention.masks import (
+    additive,
+    assert_within,
+    causal_padding,
+    padding_in,
+    pattern_of,
+    unsupported_bias,
+    unsupported_mask,
+    without_bias,
+    wrong_length,
+)
+from segue.students.attention.mixer import Mixer, NoWeights, Sinks, mix_groups, not_across, not_causal, repeat_heads
+from segue.students.attention.proof import prove_call
+from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection
 from segue.students.initialisation import CopyMatching, Initialisation, Original
 
-MASKED = -1e4  # an additive mask adds this or less where a token is masked
+LINEAR = ("query", "key", "value", "output", "gate")
+NORMS = ("reduction", "input_norm", "query_norm", "key_norm", "output_norm", "residual_norm", "bias")
+FIRST = ("query", "key", "value", "query_norm", "key_norm", "mixer", "output")
+ORDER = (*FIRST, *(name for name in (*LINEAR, *NORMS) if name not in FIRST))
+OF_LOGITS = ("scale", "softcap", "rotary", "biased", "norm_over", "norm_after_rotation", "clip")
+SETTINGS = (*OF_LOGITS, "dropout", "tokens", "window", "chunked", "cross")
+
+APART = -100.0  # what Swin adds to the logits of tokens in different groups: with cosines scaled by 100, some weight is left
+
+Ignorable = Literal["bias", "softcap", "sinks", "window"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,30 +49,66 @@ class Operator:
     """Replace an attention module by another operator: a student factory.
 
     A subclass builds the mixer and describes itself: `cost` per head in the n tokens, the head size d and its settings, and the
-    address of its `paper`. The teacher's interface says how the student is called and what it returns.
+    address of its `paper`. The teacher's interface says how the student is called and what it returns. `ignore` names what the
+    student leaves out of its teacher, where the operator has no counterpart: a position bias, a cap of the logits, sinks.
     """
 
     cost: ClassVar[str]
     paper: ClassVar[str]
-    mixer_class: ClassVar[type[Mixer]]  # says whether the operator supports causal attention and has a recurrent state
+    mixer_class: ClassVar[type[Mixer]]  # says what the operator supports: causality, a recurrent state, a bias
 
     init: Initialisation = field(default_factory=CopyMatching)
+    ignore: tuple[Ignorable, ...] = ()
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
         """Build the mixer for an attention module."""
         raise NotImplementedError
 
     def __call__(self, teacher: nn.Module, site: Site) -> nn.Module:
+        from segue.students.attention.joint import attention_module
+
         interface, spec = interface_of(teacher, site)
+        window, ignored = spec.window, frozenset(self.ignore) | getattr(teacher, "ignored", frozenset())
+        spec = self._honoured(spec, site, ignored, interface.returns_bias)
         like = spec.query.weight
         with torch.device(like.device):
             mixer = self.mixer(spec).to(like.dtype)
         if spec.causal and not mixer.supports_causal:
             raise not_causal(type(self).__name__)
-        student = Attention(spec, interface, mixer)
+        if (spec.cross or is_cross(teacher, site)) and not mixer.supports_cross:
+            raise not_across(type(self).__name__, "Nothing was changed.")
+        spec = replace(spec, window=window)  # also where it is ignored: masks have it, and are read by it
+        student = attention_module(spec, interface, mixer)
+        student.operator, student.ignored = type(self).__name__, ignored
         copy_attributes_(student, teacher, interface)
         self.init(student, dict(student.originals(spec)))
+        if "bias" in ignored and student.bias is not None:
+            student.bias.requires_grad_(False)  # it is for other layers
         return student
+
+    def _honoured(self, spec: AttentionSpec, site: Site, ignored: frozenset[str], keep: bool) -> AttentionSpec:
+        """Return the spec without what the user ignores; refuse what the operator cannot do."""
+        name = type(self).__name__
+        lacking = [part for part in spec.features if part not in self.mixer_class.honours and part not in ignored]
+        if "window" in lacking:
+            lacking.remove("window")
+            text = f"{name} looks at all tokens, its teacher at {spec.window}. ignore=('window',) says that this is meant."
+            warnings.warn(text, SegueWarning, stacklevel=2)
+        if lacking:
+            raise StudentError(
+                f"{name} cannot honour the {' and the '.join(FEATURES[part] for part in lacking)} of site {site.name!r}.",
+                "Its weights are not a softmax of logits, which they change.",
+                f"SlidingWindow keeps them; {name}(ignore={tuple(lacking)!r}) leaves them out. Nothing was changed.",
+            )
+        dropped = [part for part in spec.features if part in ignored]
+        if lost := [FEATURES[part] for part in dropped if part != "window"]:
+            text = f"{name} leaves the {' and the '.join(lost)} of its teacher out."
+            warnings.warn(text, SegueWarning, stacklevel=2)
+        changes: dict[str, Any] = dict.fromkeys(part for part in dropped if not (part == "bias" and keep))
+        return replace(spec, **changes, biased=spec.biased and "bias" not in dropped)
+
+
+FEATURES = {"bias": "position bias", "softcap": "cap of the logits", "sinks": "attention sinks", "window": "window"}
 
 
 class Attention(nn.Module):
@@ -63,47 +122,65 @@ class Attention(nn.Module):
         self.heads, self.head_size, self.causal = spec.heads, spec.head_size, spec.causal
         self.layer_idx = spec.layer
         self.interface = interface
-        self.settings = {name: getattr(spec, name) for name in ("scale", "rotary", "dropout", "tokens", "window")}
-        used = {name: getattr(spec, name) for name in mixer.uses}
-        self.query = _linear_like(used.get("query"))
-        self.key = _linear_like(used.get("key"))
-        self.value = _linear_like(used.get("value"))
-        self.query_norm = copy.deepcopy(spec.query_norm) if "query" in used else None
-        self.key_norm = copy.deepcopy(spec.key_norm) if "key" in used else None
-        self.mixer = mixer
-        self.output = _linear_like(spec.output)
+        self.operator = type(mixer).__name__.removesuffix("Mixer")  # for errors
+        self.ignored: frozenset[str] = frozenset()  # what of its teacher the student leaves out
+        self.settings = {name: getattr(spec, name) for name in SETTINGS}
+        unused = {"query", "key"} - set(mixer.uses)
+        unused |= {f"{name}_norm" for name in unused}
+        for name in ORDER:  # that of the parameters in checkpoints, since the first version
+            part: Any = mixer if name == "mixer" else None if name in unused else getattr(spec, name)
+            setattr(self, name, _linear_like(part) if name in LINEAR else part if part is mixer else copy.deepcopy(part))
         self.output_dropout = nn.Dropout(spec.dropout)
-        self.check_mask = MaskCheck()
         self.requires_grad_(True)
+
+    query: nn.Linear | None
+    key: nn.Linear | None
+    value: nn.Linear
+    output: nn.Linear | None
+    gate: nn.Linear | None
+    reduction: nn.Module | None
+    input_norm: nn.Module | None
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    output_norm: nn.Module | None
+    residual_norm: nn.Module | None
+    bias: nn.Module | None
+    mixer: Mixer
 
     def originals(self, spec: AttentionSpec) -> Iterator[tuple[str, Original]]:
         """Yield the parts that have a counterpart in the teacher, with it."""
-        for name in ("query", "key", "value", "output", "query_norm", "key_norm"):
+        for name in (*LINEAR, *NORMS):
             original = getattr(spec, name)
             if original is not None and getattr(self, name) is not None:
                 yield name, original
+        if spec.sinks is not None and getattr(self.mixer, "sinks", None) is not None:
+            yield "mixer.sinks", Sinks(spec.sinks)
 
     def attention_spec(self) -> AttentionSpec:
         """Describe the student, so that another operator can replace it in turn."""
-        if self.query is None or self.key is None or self.value is None:
+        if self.query is None or self.key is None:
             raise StudentError(
                 f"Segue cannot replace an attention student with {type(self.mixer).__name__}.",
                 "It has no queries and keys to read.",
                 "start from the original model. Nothing was changed.",
             )
+        parts: dict[str, Any] = {name: getattr(self, name) for name in (*LINEAR, *NORMS)}
+        parts |= {name: projection(parts[name]) for name in LINEAR if parts[name] is not None}
+        sinks: Any = getattr(self.mixer, "sinks", None)
         return AttentionSpec(
             heads=self.heads,
             head_size=self.head_size,
-            query=projection(self.query),
-            key=projection(self.key),
-            value=projection(self.value),
-            output=None if self.output is None else projection(self.output),
-            query_norm=self.query_norm,
-            key_norm=self.key_norm,
             causal=self.causal,
             layer=self.layer_idx,
+            sinks=None if sinks is None else sinks.weight,
+            **parts,
             **self.settings,
         )
+
+    def prove(self, teacher: nn.Module, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise unless the interface reads this call of the teacher rightly: softmax attention returns what it returns."""
+        if not isinstance(teacher, Attention):  # another student, which reads the call by the same interface
+            prove_call(teacher, self.interface, site, args, kwargs)
 
     @property
     def output_projection(self) -> nn.Linear | None:
@@ -112,40 +189,166 @@ class Attention(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         call = self.interface.unpack(*args, **kwargs)
-        causal = self.causal if call.causal is None else call.causal
-        v = self._heads(self.value, call.x)  # (batch, heads, tokens, head size)
-        q = (
-            repeat_heads(v, self.heads)
-            if self.query is None
-            else self._rotate(self._heads(self.query, call.x, self.query_norm), call)
-        )
-        k = v if self.key is None else self._rotate(self._heads(self.key, call.x, self.key_norm), call)
-        if call.cache is None:
-            self.check_mask(call.mask, call.token_mask, causal)
-            y = self.mixer(q, k, v, call.token_mask, causal)
-        elif causal and self.mixer.recurrent:
+        if "bias" in self.ignored:
+            call = without_bias(call, self.operator)
+        x = call.x if self.input_norm is None else self.input_norm(call.x)
+        if self.reduction is not None:
+            call = replace(call, keys=self.reduction(x, call.size), cross=True)
+        q, k, v = self.project(x, call)
+        call, bias = self._with_bias(call, q.shape[2], k.shape[2])
+        if call.cross:
+            y = self._mix(q, k, v, call, causal=False)
+        elif call.cache is None:
+            y = self._mix(q, k, v, call, self.causal if call.causal is None else call.causal)
+        elif self.causal and call.causal is not False and self._keeps_a_state(call):
             y = self._mix_with_state(q, k, v, call)
         else:
-            y = self._mix_with_keys_and_values(q, k, v, call, causal)
-        y = y.transpose(1, 2).flatten(2)  # (batch, tokens, heads * head size)
+            y = self._mix_with_keys_and_values(q, k, v, call)
+        y = self.leave(y.transpose(1, 2).flatten(2), x)  # (batch, tokens, heads * head size)
+        if self.residual_norm is not None:
+            y = self.residual_norm(call.x + y)
+        if call.need_weights:
+            call = replace(call, weights=self._weights(q, k, call))
+        return self.interface.result(y, call, bias)
+
+    def leave(self, y: Tensor, x: Tensor) -> Tensor:
+        """Turn the outputs of the heads, (batch, tokens, heads * head size), into the module's; x is the input of its gate."""
+        if self.output_norm is not None:
+            y = self.output_norm(y)
+        if self.gate is not None:
+            shares = self.gate(x).sigmoid()
+            y = y * (shares if shares.shape == y.shape else shares.repeat_interleave(self.head_size, dim=-1))
         if self.output is not None:
             y = self.output_dropout(self.output(y))
-        return self.interface.pack(y)
+        return y
+
+    def project(self, x: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, each (batch, heads, tokens, head size)."""
+        kept = self._kept(call)
+        if kept is None:
+            for_keys = x if call.keys is None else call.keys
+            v = _split(self.value(for_keys if call.values is None else call.values), self.head_size)
+            k = v if self.key is None else _split(self.key(for_keys), self.head_size)
+        else:
+            k, v = kept
+        q = repeat_heads(v, self.heads) if self.query is None else _split(self.query(x), self.head_size)
+        if self.settings["norm_after_rotation"]:
+            q, k = self._rotate(q, k, call)
+        q, k = self._norm(q, self.query_norm), k if kept is not None else self._norm(k, self.key_norm)
+        if (clip := self.settings["clip"]) is not None:
+            q, k, v = (x.clamp(-clip, clip) for x in (q, k, v))
+        if not self.settings["norm_after_rotation"]:
+            q, k = self._rotate(q, k, call)
+        if call.cross and kept is None and hasattr(call.cache, "cross_attention_cache"):
+            k, v = call.cache.cross_attention_cache.update(k, v, self.layer_idx)
+            call.cache.is_updated[self.layer_idx] = True
+        return q, k, v
+
+    def _kept(self, call: AttentionCall) -> tuple[Tensor, Tensor] | None:
+        """Return the keys and values of another sequence that a cache keeps, because they are the same for every new token."""
+        if not (call.cross and hasattr(call.cache, "cross_attention_cache") and call.cache.is_updated.get(self.layer_idx)):
+            return None
+        layer = call.cache.cross_attention_cache.layers[self.layer_idx]
+        return layer.keys, layer.values
+
+    def _with_bias(self, call: AttentionCall, tokens: int, keys: int) -> tuple[AttentionCall, Tensor | None]:
+        """Add the student's own bias to that of the call, unless it is ignored; return it too."""
+        own: Tensor | None = None
+        if self.bias is not None:
+            cache = None if call.cross else getattr(call.cache, "self_attention_cache", call.cache)
+            own = self.bias(tokens, keys + (0 if cache is None else int(cache.get_seq_length(self.layer_idx))))
+        if own is not None and "bias" not in self.ignored:
+            call = replace(call, bias=own if call.bias is None else call.bias + own)
+        return call, own
+
+    def _rotate(self, q: Tensor, k: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        if call.rotary is None or self.query is None or self.key is None:
+            return q, k
+        return self.interface.rotate(q, k, call.rotary)
+
+    def _norm(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        """Apply a norm of queries or keys, which sees (batch, tokens, heads, head size), or all heads at once."""
+        if norm is None:
+            return x
+        if self.settings["norm_over"] == "heads first":
+            first: Tensor = norm(x)
+            return first
+        x = x.transpose(1, 2)
+        y: Tensor = norm(x) if self.settings["norm_over"] == "head" else norm(x.flatten(2)).view(x.shape)
+        return y.transpose(1, 2)
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, causal: bool) -> Tensor:
+        """Mix queries with keys, of which they are the last, or which are another sequence's."""
+        tokens, keys = q.shape[2], k.shape[2]
+        if call.cross and not self.mixer.supports_cross:
+            raise not_across(self.operator)
+        token_mask, causal, bias = self._resolve(call, tokens, k, causal)
+        if causal and not self.mixer.supports_causal:
+            raise not_causal(self.operator)
+        earlier = 0 if self.mixer.dense or call.cross else keys - tokens
+        if earlier:  # they have keys and values, and need no queries
+            q = F.pad(q, (0, 0, earlier, 0))
+            bias = None if bias is None else F.pad(bias, (0, 0, earlier, 0))
+        if call.groups is not None and "bias" not in self.mixer.honours:
+            return mix_groups(self.mixer, q, k, v, token_mask, call.groups)
+        y: Tensor = self.mixer(q, k, v, token_mask, causal, bias, call.cross)
+        return y[:, :, -tokens:]
+
+    def _weights(self, q: Tensor, k: Tensor, call: AttentionCall) -> Any:
+        """Return the attention weights of a call, or what refuses to be used where the operator has none."""
+        weights = getattr(self.mixer, "weights", None)
+        if weights is None or call.cache is not None:
+            return NoWeights(self.operator)
+        causal = not call.cross and (self.causal if call.causal is None else call.causal)
+        return weights(q, k, *self._resolve(call, q.shape[2], k, causal))
+
+    def _resolve(self, call: AttentionCall, tokens: int, k: Tensor, causal: bool) -> tuple[Tensor | None, bool, Tensor | None]:
+        """Return the token mask, whether the future is hidden, and what is added to the logits."""
+        batch, _, keys, _ = k.shape
+        token_mask, mask = call.token_mask, call.mask
+        if token_mask is not None and token_mask.shape != (batch, keys):
+            raise wrong_length(token_mask, batch, keys)
+        bias = call.bias
+        if bias is not None and "bias" not in self.mixer.honours:
+            raise unsupported_bias(self.operator)
+        if call.groups is not None and "bias" in self.mixer.honours:
+            number, _ = call.groups
+            apart = APART * (number[:, None, :, None] != number[:, None, None, :]).to(k.dtype)
+            bias = apart if bias is None else bias + apart
+        if mask is not None:
+            padding = padding_in(mask, batch)
+            plain, causal = self._reads(mask, padding, causal, call.cross)
+            if not plain:
+                added = additive(mask, k.dtype)
+                return token_mask, False, added if bias is None else bias + added
+            token_mask = padding if token_mask is None else token_mask & padding
+        return token_mask, causal, bias
+
+    def _reads(self, mask: Tensor, padding: Tensor, causal: bool, cross: bool) -> tuple[bool, bool]:
+        """Return whether padding and causality say all that a mask does, and whether it is causal."""
+        window, chunked = self.settings["window"], self.settings["chunked"]
+        if torch.compiler.is_compiling():  # compiled code cannot look into it
+            if not self.mixer.dense:
+                assert_within(mask, padding, causal, window, cross, chunked, self.operator)
+            return not self.mixer.dense, causal
+        pattern = pattern_of(mask, padding, window, cross, chunked)
+        plain = pattern.within and not (pattern.windowed and self.mixer.dense and "window" not in self.ignored)
+        if not plain and "bias" not in self.mixer.honours:
+            raise unsupported_mask(self.operator)
+        return plain, causal if pattern.causal is None else pattern.causal
 
     def _mix_with_state(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """Continue from the state in the cache, at a cost that does not grow with the tokens so far."""
         from segue.students.attention.cache import state_layer
 
         assert self.layer_idx is not None
-        layer = state_layer(call.cache, self.layer_idx, call.token_mask)
+        layer = state_layer(call.cache, self.layer_idx, self._padding(call))
         tokens = q.shape[2]
         seen = layer.seen + tokens
-        if layer.window is not None and seen > layer.window:  # the teacher does not look back farther
-            raise unsupported_mask()
-        token_mask, mask = (
-            None if x is None else x[..., :seen] for x in (call.token_mask, call.mask)
-        )  # a static cache is longer
-        self.check_mask(mask, token_mask, causal=True)
+        kept = seen - layer.get_mask_sizes(tokens)[1]  # masks begin where the teacher's window does
+        token_mask = causal_padding(call, kept, self.operator, self.settings["window"], self.settings["chunked"])
+        if token_mask is not None and token_mask.shape[1] < kept:
+            raise wrong_length(token_mask, q.shape[0], kept)
         token_mask = None if token_mask is None else token_mask[:, -tokens:]
         if token_mask is not None and tokens > 1 and not torch.compiler.is_compiling() and bool(token_mask.all()):
             token_mask = None  # a chunk has a mask even without padding; later tokens are faster without it
@@ -158,65 +361,40 @@ class Attention(nn.Module):
         layer.append(k, v, token_mask, self.mixer)
         return y
 
-    def _mix_with_keys_and_values(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, causal: bool) -> Tensor:
+    def _keeps_a_state(self, call: AttentionCall) -> bool:
+        """Return whether the past is a state in the cache; else it is keys and values there."""
+        if not self.mixer.recurrent or call.bias is not None:
+            return False
+        from segue.students.attention.cache import keeps_other_states
+
+        return not keeps_other_states(call.cache, self.layer_idx)
+
+    @staticmethod
+    def _padding(call: AttentionCall) -> Tensor | None:
+        return call.token_mask if call.mask is None else padding_in(call.mask, call.x.shape[0])
+
+    def _mix_with_keys_and_values(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """Mix with all keys and values in the cache."""
         cache = getattr(call.cache, "self_attention_cache", call.cache)  # of an encoder-decoder model
         k, v = cache.update(k, v, self.layer_idx)
         filled = min(k.shape[2], int(cache.get_seq_length(self.layer_idx)))  # a static cache is longer
         k, v = k[:, :, :filled], v[:, :, :filled]
-        token_mask, mask = (None if x is None else x[..., :filled] for x in (call.token_mask, call.mask))
-        self.check_mask(mask, token_mask, causal)
-        tokens = q.shape[2]
-        q = F.pad(q, (0, 0, filled - tokens, 0))  # earlier tokens have keys and values, and need no queries
-        y: Tensor = self.mixer(q, k, v, token_mask, causal)
-        return y[:, :, -tokens:]
-
-    def _heads(self, project: nn.Linear | None, x: Tensor, norm: nn.Module | None = None) -> Tensor:
-        assert project is not None
-        split = project(x).unflatten(-1, (-1, self.head_size))
-        heads: Tensor = split if norm is None else norm(split)
-        return heads.transpose(1, 2)
-
-    def _rotate(self, x: Tensor, call: AttentionCall) -> Tensor:
-        return x if call.rotary is None else rotate(x, *call.rotary)
+        cut = {name: x[..., :filled] for name in ("token_mask", "mask", "bias") if (x := getattr(call, name)) is not None}
+        return self._mix(q, k, v, replace(call, **cut), self.causal if call.causal is None else call.causal)
 
 
-class MaskCheck:
-    """Refuse a mask that hides more than padding and the future: look at the first of each shape, outside compiled code."""
-
-    def __init__(self) -> None:
-        self.shapes: set[tuple[int, ...]] = set()
-
-    def __call__(self, mask: Tensor | None, token_mask: Tensor | None, causal: bool) -> None:
-        if torch.compiler.is_compiling() or mask is None or mask.shape[-2] == 1:  # one row is a token mask
-            return
-        shape = tuple(mask.shape[-2:])
-        if shape not in self.shapes:
-            self._check(mask, token_mask, causal)
-            self.shapes.add(shape)
-
-    def _check(self, mask: Tensor, token_mask: Tensor | None, causal: bool) -> None:
-        biased = False
-        if mask.dtype != torch.bool:
-            masked = mask <= MASKED
-            biased, mask = bool(((mask != 0) & ~masked).any()), ~masked
-        queries, keys = mask.shape[-2:]
-        expected = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=mask.device)
-        if causal:
-            expected = expected.tril(keys - queries)
-        if token_mask is not None:
-            expected = expected & token_mask[:, None, None, :]
-        if biased or (mask != expected).any():
-            raise unsupported_mask()
-
-
-def unsupported_mask() -> StudentError:
-    """Make the error of a mask that an operator cannot apply."""
-    return StudentError(
-        "an attention student cannot apply this mask.",
-        "It hides more than padding and the future (packed sequences, a window, or pairs of tokens).",
-        "leave such masks out, or keep softmax attention at these sites.",
+def is_cross(module: nn.Module, site: Site) -> bool:
+    """Return whether names say that a module is cross-attention."""
+    names = (type(module).__name__, *site.name.split(".")[-2:])
+    return any(re.search("cross_?att|encoder_?attn|encdecatt", name, re.IGNORECASE) for name in names) or (
+        getattr(module, "is_cross_attention", None) is True
     )
+
+
+def _split(x: Tensor, head_size: int) -> Tensor:
+    """Split (batch, tokens, width) into (batch, heads, tokens, head size)."""
+    heads: Tensor = x.unflatten(-1, (-1, head_size))  # type: ignore[no-untyped-call]
+    return heads.transpose(1, 2)
 
 
 def _linear_like(original: Projection | None) -> nn.Linear | None:

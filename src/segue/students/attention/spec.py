@@ -1,17 +1,15 @@
-"""What an attention module consists of, what one call of it says, the interface that reads both, and a probe that checks it."""
+"""What an attention module consists of, what one call of it says, and the interface that reads both."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from segue.border import Count, PositiveFloat, PositiveInt, Unit, checked
-from segue.errors import StudentError
 
 
 @checked
@@ -24,11 +22,11 @@ class Projection(NamedTuple):
 
 @checked
 def projection(module: nn.Module) -> Projection:
-    """Read a linear layer, also GPT-2's Conv1D, whose weight is transposed."""
+    """Read a linear layer, also GPT-2's Conv1D, whose weight is transposed, and a convolution over single pixels."""
     weight, bias = module.weight, module.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
-    return Projection(weight.T if is_transposed_linear(module) else weight, bias)
+    return Projection(weight.T if is_transposed_linear(module) else weight.flatten(1), bias)
 
 
 @checked
@@ -41,9 +39,14 @@ def split_qkv(fused: Projection) -> tuple[Projection, Projection, Projection]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate (batch, heads, tokens, head size) by halves, as Llama does; cos and sin are (batch, tokens, head size)."""
-    a, b = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-b, a], dim=-1) * sin[:, None]
+    """Rotate (batch, heads, tokens, head size) by halves, as Llama does; cos and sin are (batch, tokens, features).
+
+    Where they have fewer features than the heads, only the first ones are rotated.
+    """
+    rotated, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    a, b = rotated.chunk(2, dim=-1)
+    rotated = rotated * cos[:, None] + torch.cat([-b, a], dim=-1) * sin[:, None]
+    return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
@@ -62,15 +65,33 @@ class AttentionSpec:
     key: Projection
     value: Projection
     output: Projection | None = None  # None: the heads' outputs are the result, as in BERT's `attention.self`
-    query_norm: nn.Module | None = None  # applied to each head, before rotation
+    gate: Projection | None = (
+        None  # of the input; its sigmoid multiplies the heads' outputs (Qwen3-Next), or whole heads (LFM 3)
+    )
+    reduction: nn.Module | None = None  # (x, size of the image) -> fewer tokens, of which keys and values are made, as in PVT
+    input_norm: nn.Module | None = None  # inside the module, before the projections
+    query_norm: nn.Module | None = None
     key_norm: nn.Module | None = None
+    output_norm: nn.Module | None = None  # of the heads' outputs, before the output projection
+    residual_norm: nn.Module | None = None  # of the sum of the input and the output, where the module adds them, as ALBERT's
+    # what norms of queries and keys see: (tokens, heads, head size), (heads, tokens, head size), or all heads at once (OLMo 2)
+    norm_over: Literal["head", "heads first", "width"] = "head"
+    norm_after_rotation: bool = False
+    clip: PositiveFloat | None = None  # queries, keys and values are clamped to it before the rotation, as in DBRX
     scale: PositiveFloat | None = None  # of the logits; None is 1 / sqrt(head size)
-    rotary: bool = False  # the call brings (cos, sin), and queries and keys are rotated by halves
+    softcap: PositiveFloat | None = None  # c: a logit x becomes c tanh(x / c), as in Gemma 2
+    sinks: Tensor | None = None  # (heads,), a logit more in each softmax, whose value is zero, as in GPT-OSS
+    bias: nn.Module | None = None  # (queries, keys) -> what is added to the logits, (1 or batch, heads, queries, keys)
+    biased: bool = False  # the call brings something to add to the logits, as ALiBi
+    rotary: bool = False  # the call brings what rotates queries and keys (`AttentionInterface.rotate`)
     causal: bool = False  # the default; a call can override it
     dropout: Unit = 0.0  # after the output projection; dropout of attention weights has no counterpart in most operators
     tokens: PositiveInt | None = None  # the longest sequence, where the model has a limit
-    window: PositiveInt | None = None  # how far the teacher looks back, where it is limited
+    window: PositiveInt | None = None  # how many tokens the teacher looks back, itself included, where it is limited
+    chunked: bool = False  # its windows do not slide: each begins where the last one ends, as in Llama 4
     layer: Count | None = None  # its index in a key/value cache
+    cross: bool = False  # its calls bring the states of another sequence
+    context: AttentionSpec | None = None  # a second stream with projections of its own, whose tokens are mixed with these
 
     @property
     def width(self) -> int:
@@ -82,6 +103,12 @@ class AttentionSpec:
         return self.key.weight.shape[0] // self.head_size
 
     @property
+    def features(self) -> list[str]:
+        """What changes the logits or limits them, which an operator may have no counterpart for."""
+        held = {"bias": self.bias is not None or self.biased, "softcap": self.softcap, "sinks": self.sinks is not None}
+        return [name for name, value in {**held, "window": self.window}.items() if value]
+
+    @property
     def logit_scale(self) -> float:
         return self.head_size**-0.5 if self.scale is None else self.scale
 
@@ -91,11 +118,24 @@ class AttentionCall:
     """The arguments of one call of an attention module, in one form for all families."""
 
     x: Tensor  # (batch, tokens, width)
-    token_mask: Tensor | None = None  # (batch, tokens), False at padding; with a cache, of all tokens so far
-    causal: bool | None = None  # None: as in the spec
-    rotary: tuple[Tensor, Tensor] | None = None  # cos and sin, (batch, tokens, head size)
+    token_mask: Tensor | None = None  # (batch, keys), False at padding; with a cache, of all tokens so far
+    causal: bool | None = None  # None: as the mask says, else as in the spec
+    rotary: Any = None  # what `AttentionInterface.rotate` takes; by default cos and sin, (batch, tokens, features)
     cache: Any = None  # a Hugging Face cache
-    mask: Tensor | None = None  # (batch, 1, tokens, tokens) as given: True where visible, or added to the logits
+    mask: Tensor | None = None  # (batch or 1, heads or 1, tokens, keys) as given: True where visible, or added to the logits
+    bias: Tensor | None = None  # added to the logits, in the same shape: ALiBi, relative positions
+    keys: Tensor | None = None  # (batch, keys, width of the keys), what keys are computed from; None: as queries, from x
+    values: Tensor | None = None  # the same for values; None: as keys
+    cross: bool = False  # keys and values belong to another sequence, which has no future
+    size: tuple[int, int] | None = None  # of the image, for a reduction
+    groups: tuple[Tensor, int] | None = (
+        None  # (batch, tokens), a number from 0 for each: a token sees its group; how many at most
+    )
+    context: Tensor | None = None  # (batch, tokens, width) of the second stream
+    context_first: bool = False  # its tokens are before the others, where both are mixed
+    extra: Any = None  # what the interface's `result` needs besides
+    need_weights: bool = False  # the caller asks for the attention weights
+    weights: Any = None  # the student's answer, for `result`: (batch, heads, tokens, keys), or what refuses to be used
 
 
 class AttentionInterface:
@@ -105,26 +145,51 @@ class AttentionInterface:
     """
 
     name = "an attention module"
+    returns_bias = False  # its `result` needs the bias of the spec, also where an operator leaves it out
 
     def __init__(self, module: nn.Module) -> None:
         pass
 
     @classmethod
     def matches(cls, module: nn.Module) -> bool:  # noqa: ARG003
-        """Return whether a module belongs to the family; not called for classes given to `register_attention`."""
+        """Return whether a module may belong to the family; not called for classes given to `register_attention`."""
         return False
+
+    @classmethod
+    def candidates(cls, module: nn.Module) -> Iterator[AttentionInterface]:
+        """Yield the ways to read a module, likeliest first; the first that is proved right is taken."""
+        yield cls(module)
 
     def parse(self, module: nn.Module) -> AttentionSpec:
         """Read what the module consists of."""
         raise NotImplementedError
 
     def unpack(self, *args: Any, **kwargs: Any) -> AttentionCall:
-        """Read the arguments of one call; takes what the module's own forward takes."""
+        """Read the arguments of one call; takes what the module's own forward takes, and refuses what it cannot read."""
         raise NotImplementedError
+
+    def rotate(self, q: Tensor, k: Tensor, rotary: Any) -> tuple[Tensor, Tensor]:
+        """Rotate queries and keys, (batch, heads, tokens, head size), by what the call brought."""
+        return rotate(q, *rotary), rotate(k, *rotary)
 
     def pack(self, y: Tensor) -> Any:
         """Return the output in the form that the module returns."""
         return y
+
+    def see_output(self, output: Any) -> None:
+        """Note the form in which the module returns its output; called in the proof, before `pack`."""
+
+    def result(self, y: Tensor, call: AttentionCall, bias: Tensor | None) -> Any:
+        """Return the output where its form depends on the call, or on the bias that the module of the spec computed."""
+        return self.pack(y)
+
+    def residual(self, call: AttentionCall) -> Tensor | None:
+        """Return what `result` adds to the output of attention, so that the proof does not take it for a good reading."""
+        return None
+
+    def probes(self, module: nn.Module, spec: AttentionSpec, x: Tensor) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Yield ways to call the module on (batch, tokens, width), with masks and rotations; one of them proves the spec."""
+        yield (x,), {}
 
     def attributes(self, module: nn.Module) -> dict[str, Any]:
         """Return attributes that code around the module reads, besides its plain numbers and switches."""
@@ -133,91 +198,3 @@ class AttentionInterface:
     def ignored(self, module: nn.Module) -> list[nn.Module]:
         """Return parts of the module that a student does not need; any other part that `parse` does not read is an error."""
         return []
-
-
-def check_spec(module: nn.Module, spec: AttentionSpec) -> None:
-    """Refuse a module that caps its logits, rotates in another way, or returns something else than its spec says."""
-    capped = getattr(module, "attn_logit_softcapping", None)
-    if capped is not None:  # too weak an effect to show on three tokens
-        raise _unreadable(module, f"Its logits are capped at {capped}, which the interface does not support.")
-    if not _rotates_by_halves(module):
-        raise _unreadable(module, "Its rotary embedding is not the rotation by halves of Llama.")
-    _compare_outputs(module, spec)
-
-
-def _rotates_by_halves(module: nn.Module) -> bool:
-    """Compare the family's own rotation with ours, and check that it rotates complete heads."""
-    theirs = getattr(sys.modules.get(type(module).__module__), "apply_rotary_pos_emb", None)
-    if theirs is None:
-        return True
-    size = 2 * (int(module.head_dim) // 2)  # type: ignore[arg-type]
-    x = torch.linspace(-1.0, 1.0, 3 * size).view(1, 1, 3, size)
-    angles = torch.linspace(0.0, 2.0, 3 * size).view(1, 3, size)
-    try:
-        found = theirs(x, x, angles.cos(), angles.sin())[0]
-    except Exception:
-        return False
-    ours = rotate(x, angles.cos(), angles.sin())
-    rope = getattr(module.config, "rope_parameters", None)
-    fraction = getattr(module.config, "partial_rotary_factor", None)
-    if fraction is None and isinstance(rope, dict):
-        fraction = rope.get("partial_rotary_factor")
-    return fraction in (None, 1.0) and found.shape == ours.shape and torch.allclose(found, ours, atol=1e-5)
-
-
-@torch.no_grad()
-def _compare_outputs(module: nn.Module, spec: AttentionSpec) -> None:
-    """Call the module on three tokens, and refuse it unless softmax attention with its spec returns the same.
-
-    Without a mask some backends are causal and some are not, so either is accepted.
-    """
-    like, size = spec.query.weight, spec.head_size
-    if like.is_meta:
-        return
-    x = torch.arange(3.0 * spec.width, device=like.device).square().sin().view(1, 3, -1)
-    angles = torch.linspace(0.0, 3.0, 3 * (size // 2), device=like.device).view(1, 3, -1).repeat(1, 1, 2)
-    rotary = (angles.cos().to(like.dtype), angles.sin().to(like.dtype)) if spec.rotary else None
-    training, module.training = module.training, False
-    try:
-        steepness = _logits(spec, x.to(like.dtype), rotary).std().clamp_min(1e-6)
-        x = (x * (2 / steepness.float()).sqrt().clamp(1, 1e3)).to(like.dtype)  # so that attention weights differ clearly
-        theirs = module(x, attention_mask=None, **({"position_embeddings": rotary} if rotary else {}))[0].float()
-        ours = [_softmax_attention(spec, x, rotary, causal).float() for causal in (False, True)]
-    except Exception as error:
-        raise _unreadable(module, f"Called like Llama's attention, it raises {type(error).__name__}.") from error
-    finally:
-        module.training = training
-    tolerance = 1e-3 if like.dtype in (torch.float32, torch.float64) else 5e-2
-    if not any((y - theirs).norm() <= tolerance * theirs.norm() for y in ours):
-        raise _unreadable(module, "Its output is not that of softmax attention with its projections, norms and rotation.")
-
-
-def _unreadable(module: nn.Module, found: str) -> StudentError:
-    return StudentError(
-        f"Segue cannot replace {type(module).__name__}.",
-        found,
-        "register an interface of your own (segue.students.register_attention). Nothing was changed.",
-    )
-
-
-def _queries_and_keys(spec: AttentionSpec, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> list[Tensor]:
-    found = []
-    for part, norm in ((spec.query, spec.query_norm), (spec.key, spec.key_norm)):
-        y = F.linear(x, *part).view(*x.shape[:2], -1, spec.head_size)
-        y = (y if norm is None else norm(y)).transpose(1, 2)
-        found.append(y if rotary is None else rotate(y, *rotary))
-    return found
-
-
-def _logits(spec: AttentionSpec, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-    q, k = _queries_and_keys(spec, x, rotary)
-    k = k.repeat_interleave(spec.heads // spec.key_heads, dim=1)
-    return spec.logit_scale * q @ k.transpose(-1, -2)
-
-
-def _softmax_attention(spec: AttentionSpec, x: Tensor, rotary: tuple[Tensor, Tensor] | None, causal: bool) -> Tensor:
-    q, k = _queries_and_keys(spec, x, rotary)
-    v = F.linear(x, *spec.value).view(*x.shape[:2], -1, spec.head_size).transpose(1, 2)
-    scale = spec.logit_scale
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True).transpose(1, 2).flatten(2)
-    return y if spec.output is None else F.linear(y, *spec.output)

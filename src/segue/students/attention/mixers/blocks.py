@@ -34,6 +34,17 @@ def neighbours(blocks: Tensor, sides: tuple[int, int]) -> Tensor:
     return torch.cat(shifted, dim=-2)
 
 
+def band(pairs: Tensor, size: int, sides: tuple[int, int]) -> Tensor:
+    """Cut (batch, heads, tokens, tokens) into what each block says of its `neighbours`, (batch, heads, blocks, size, keys)."""
+    (before, after), tokens = sides, pairs.shape[2]
+    blocks = -(-tokens // size)
+    right = (blocks + after) * size - tokens
+    padded = F.pad(pairs, (before * size, right, 0, blocks * size - tokens))
+    strips = padded.unfold(-1, (1 + before + after) * size, size)  # (batch, heads, tokens, blocks, keys)
+    strips = strips.reshape(*pairs.shape[:2], blocks, size, blocks, strips.shape[-1])
+    return strips.diagonal(dim1=2, dim2=4).movedim(-1, 2)
+
+
 def distances(size: int, sides: tuple[int, int], device: torch.device) -> Tensor:
     """Return how far each key of `neighbours` is ahead of a block's query, (size, keys)."""
     before, after = sides

@@ -53,6 +53,10 @@ class FixedMap(nn.Module):
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """Map to exp(x) below 0 and to 1 + x above."""
+    if torch.compiler.is_compiling():
+        # PyTorch 2.13 tells the compiler that elu's gradient is laid out like its input; its kernel lays it out like the
+        # gradient that it gets. Backends that run the kernel (aot_eager) then fail at a view in the projection's backward pass.
+        return torch.where(x > 0, x, x.clamp_max(0).expm1()) + 1
     return F.elu(x) + 1
 
 
@@ -94,6 +98,7 @@ class LinearMixer(Mixer):
     """sum over s of (f(q_t) . f(k_s)) v_s, divided by the sum of the weights."""
 
     supports_causal = True
+    supports_cross = True
     recurrent = True
 
     def __init__(self, kind: FeatureMap, heads: int, key_heads: int, head_size: int) -> None:
@@ -138,7 +143,7 @@ class LinearAttention(Operator):
     """Linear attention with the feature map 'elu' (Katharopoulos et al.), 'relu', 'hedgehog' (learned), or your own function.
 
     >>> LinearAttention(feature_map="hedgehog")
-    LinearAttention(init=CopyMatching(), feature_map='hedgehog')
+    LinearAttention(init=CopyMatching(), ignore=(), feature_map='hedgehog')
     """
 
     cost = "n d²"

@@ -19,6 +19,8 @@ __all__ = ["Linformer"]
 class LinformerMixer(Mixer):
     """softmax(scale q . (E k)) (F v), with E and F (rank, tokens) shared by the heads."""
 
+    supports_cross = True
+
     def __init__(self, rank: int, tokens: int, scale: float) -> None:
         super().__init__()
         self.scale = scale

@@ -18,8 +18,11 @@ __all__ = ["Nystrom"]
 class NystromMixer(Mixer):
     """softmax(q k'^T) pinv(softmax(q' k'^T)) softmax(q' k^T) v, where q' and k' are means over segments of the sequence.
 
-    A sequence that is not longer than the number of landmarks gets softmax attention itself.
+    A sequence that is not longer than the number of landmarks gets softmax attention itself. For the keys of another sequence,
+    q' is k': a mean over queries would show a decoder's tokens those that follow.
     """
+
+    supports_cross = True
 
     def __init__(self, landmarks: int, iterations: int, scale: float) -> None:
         super().__init__()
@@ -31,16 +34,40 @@ class NystromMixer(Mixer):
         visible = None if token_mask is None else token_mask[:, None, None, :]  # (batch, 1, 1, tokens)
         if tokens <= self.landmarks:
             return masked_softmax(q @ k.transpose(-1, -2), visible) @ v
-        segment = torch.arange(tokens, device=q.device) * self.landmarks // tokens
-        members = segment == torch.arange(self.landmarks, device=q.device)[:, None]  # (landmarks, tokens)
+        if visible is not None:
+            q = q.masked_fill(~visible.transpose(-1, -2), 0.0)  # padding may hold anything
+        means, filled = self._segments(k, visible)
+        return self._through_landmarks(q, k, v, means @ q, means @ k, visible, filled)
+
+    def mix_across(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, **bias: Tensor) -> Tensor:
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+        visible = None if token_mask is None else token_mask[:, None, None, :]
+        if k.shape[2] <= self.landmarks:
+            return masked_softmax(self.scale * q @ k.transpose(-1, -2), visible) @ v
+        means, filled = self._segments(k, visible)
+        landmarks = means @ k
+        return self._through_landmarks(self.scale * q, k, v, self.scale * landmarks, landmarks, visible, filled)
+
+    def _segments(self, k: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return what takes the mean of each segment, and which segments are not padding alone, (batch, 1, landmarks, 1)."""
+        tokens = k.shape[2]
+        segment = torch.arange(tokens, device=k.device) * self.landmarks // tokens
+        members = segment == torch.arange(self.landmarks, device=k.device)[:, None]  # (landmarks, tokens)
         if visible is not None:
             members = members & visible
         sizes = members.sum(-1, keepdim=True)
-        means = members.to(q.dtype) / sizes.clamp_min(1)
-        filled = (sizes > 0) if visible is not None else None  # (batch, 1, landmarks, 1)
-        if visible is not None:
-            q = q.masked_fill(~visible.transpose(-1, -2), 0.0)  # padding may hold anything
-        q_landmarks, k_landmarks = means @ q, means @ k
+        return members.to(k.dtype) / sizes.clamp_min(1), (sizes > 0) if visible is not None else None
+
+    def _through_landmarks(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_landmarks: Tensor,
+        k_landmarks: Tensor,
+        visible: Tensor | None,
+        filled: Tensor | None,
+    ) -> Tensor:
         columns = None if filled is None else filled.transpose(-1, -2)
         to_landmarks = masked_softmax(q @ k_landmarks.transpose(-1, -2), columns)
         between = masked_softmax(q_landmarks @ k_landmarks.transpose(-1, -2), columns)

@@ -22,6 +22,7 @@ class PerformerMixer(Mixer):
     """Linear attention with f(x)_j = exp(w_j . x - |x|^2 / 2), whose products average to exp(scale q . k)."""
 
     supports_causal = True
+    supports_cross = True
     recurrent = True
     directions: Tensor  # (features, head size)
 

@@ -9,8 +9,19 @@ import torch
 from torch import Tensor
 
 from segue.border import Count, PositiveInt, checked
-from segue.students.attention.mixer import Mixer, State, full_mask, group_heads, masked_softmax, repeat_heads, tail
-from segue.students.attention.mixers.blocks import distances, join, neighbours, reach, split, within
+from segue.students.attention.mixer import (
+    Mixer,
+    Sinks,
+    State,
+    additive_mask,
+    full_mask,
+    group_heads,
+    masked_softmax,
+    repeat_heads,
+    softmax_of,
+    tail,
+)
+from segue.students.attention.mixers.blocks import band, distances, join, neighbours, reach, split, within
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
 
@@ -43,20 +54,28 @@ class SlidingWindowMixer(Mixer):
 
     supports_causal = True
     recurrent = True
+    honours = frozenset({"bias", "softcap", "sinks", "window"})
 
-    def __init__(self, window: int, global_tokens: int, scale: float) -> None:
+    def __init__(
+        self, window: int, global_tokens: int, scale: float, softcap: float | None = None, sinks: Tensor | None = None
+    ) -> None:
         super().__init__()
-        self.window, self.global_tokens, self.scale = window, global_tokens, scale
+        self.window, self.global_tokens, self.scale, self.softcap = window, global_tokens, scale, softcap
+        self.sinks = None if sinks is None else Sinks(sinks)
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool, bias: Tensor | None = None
+    ) -> Tensor:
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
         q = q * self.scale
         mask = full_mask(k) if token_mask is None else token_mask
         first = self._global_tokens(k, v, mask, None)
-        local = self._local(q, k, v, mask, first, causal)
+        bias = None if bias is None else bias.expand(*bias.shape[:2], q.shape[2], k.shape[2])
+        local = self._local(q, k, v, mask, first, causal, bias)
         if causal or not self.global_tokens:
             return local
-        rows = masked_softmax(_gather(q, first.positions) @ k.transpose(-1, -2), mask[:, None, None, :]) @ v
+        added = None if bias is None else _gather(bias.expand(q.shape[0], -1, -1, -1), first.positions)
+        rows = self._weights(_gather(q, first.positions) @ k.transpose(-1, -2), mask[:, None, None, :], added) @ v
         return local.scatter(2, first.positions[:, None, :, None].expand_as(rows), rows)
 
     def mix_chunk(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> Tensor:
@@ -68,7 +87,7 @@ class SlidingWindowMixer(Mixer):
         visible = torch.cat([mask[:, None] & near, to_first], dim=-1)[:, None]
         k = repeat_heads(torch.cat([k, first.k], dim=2), heads)
         v = repeat_heads(torch.cat([v, first.v], dim=2), heads)
-        return masked_softmax(q * self.scale @ k.transpose(-1, -2), visible) @ v
+        return self._weights(q * self.scale @ k.transpose(-1, -2), visible) @ v
 
     def accumulate(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
         return self._next_state(self._window(k, v, token_mask, state))
@@ -78,8 +97,19 @@ class SlidingWindowMixer(Mixer):
         first = window.first
         visible = torch.cat([window.mask, first.mask], dim=1)[:, None, None]
         k, v = torch.cat([window.k, first.k], dim=2), torch.cat([window.v, first.v], dim=2)
-        weights = masked_softmax(group_heads(q * self.scale, key_heads) @ k.transpose(-1, -2), visible)
+        weights = self._weights(group_heads(q * self.scale, key_heads) @ k.transpose(-1, -2), visible, grouped=True)
         return (weights @ v).reshape(q.shape), self._next_state(window)
+
+    def _weights(self, scores: Tensor, visible: Tensor, bias: Tensor | None = None, grouped: bool = False) -> Tensor:
+        """Softmax over the visible keys, with all that the teacher adds to its logits."""
+        if bias is None and self.softcap is None and self.sinks is None:
+            return masked_softmax(scores, visible)
+        hidden = additive_mask(visible, scores.dtype)
+        bias = hidden if bias is None else (bias + hidden).clamp_min(torch.finfo(scores.dtype).min)
+        sinks: Tensor | None = None if self.sinks is None else self.sinks.weight
+        if sinks is not None:  # (heads, 1, ...), or (key heads, heads of each, 1) where queries are grouped
+            sinks = sinks.view(scores.shape[1], -1, 1) if grouped else sinks.view(-1, *(1,) * (scores.dim() - 2))
+        return softmax_of(scores, bias, self.softcap, sinks) * visible.any(-1, keepdim=True)
 
     def _window(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> Window:
         """Join the tokens of a state with new ones."""
@@ -108,7 +138,9 @@ class SlidingWindowMixer(Mixer):
         positions = (~mask).byte().argsort(dim=1, stable=True)[:, : self.global_tokens]
         return GlobalTokens(_gather(k, positions), _gather(v, positions), mask.gather(1, positions), positions - earlier)
 
-    def _local(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, first: GlobalTokens, causal: bool) -> Tensor:
+    def _local(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, first: GlobalTokens, causal: bool, bias: Tensor | None
+    ) -> Tensor:
         tokens = q.shape[2]
         size = min(max(self.window, SMALLEST_BLOCK), tokens)
         sides = reach(tokens, size, causal)
@@ -119,15 +151,20 @@ class SlidingWindowMixer(Mixer):
         scores = q @ neighbours(split(k, size), sides).transpose(-1, -2)
         values = neighbours(split(v, size), sides)  # (batch, heads, blocks, keys, head size)
         count = first.mask.shape[1]
+        added = None if bias is None else band(bias, size, sides)
         if not count:
-            return join(masked_softmax(scores, visible) @ values, tokens)
+            return join(self._weights(scores, visible, added) @ values, tokens)
         first_scores = q @ first.k[:, :, None].transpose(-1, -2)
         to_first = first.mask[:, None, None, None].expand(-1, -1, *first_scores.shape[2:])
         if causal:
             position = torch.arange(q.shape[2] * size, device=q.device).reshape(q.shape[2], size, 1)
             to_first = to_first & (first.positions[:, None, None, None] <= position)
         visible = torch.cat([visible.expand_as(scores[:, :1]), to_first], -1)
-        weights = masked_softmax(torch.cat([scores, first_scores], -1), visible)
+        if bias is not None and added is not None:
+            to_columns = first.positions[:, None, None].expand(-1, bias.shape[1], tokens, -1)
+            columns = split(bias.expand(q.shape[0], -1, -1, -1).gather(3, to_columns), size)
+            added = torch.cat([added.expand(q.shape[0], *added.shape[1:]), columns], -1)
+        weights = self._weights(torch.cat([scores, first_scores], -1), visible, added)
         return join(weights[..., :-count] @ values + weights[..., -count:] @ first.v[:, :, None], tokens)
 
     def _local_keys(self, mask: Tensor, before: Tensor | int = 0) -> Tensor:
@@ -152,7 +189,8 @@ class SlidingWindow(Operator):
     global_tokens: Count = 1
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
-        return SlidingWindowMixer(self.window, self.global_tokens, spec.logit_scale)
+        window = self.window if spec.window is None else min(self.window, spec.window)
+        return SlidingWindowMixer(window, self.global_tokens, spec.logit_scale, spec.softcap, spec.sinks)
 
 
 def _gather(x: Tensor, positions: Tensor) -> Tensor:

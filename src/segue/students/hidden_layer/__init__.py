@@ -1,0 +1,1 @@
+"""The hidden layer of an MLP: the tensors that hold its units, proposed by their shapes and verified by calls of the module."""
