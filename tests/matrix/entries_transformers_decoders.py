@@ -1,0 +1,265 @@
+"""Causal language models of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.matrix.entries import Entry, not_softmax, text, unpadded
+from tests.matrix.hugging_face import LEFT_OUT, maker
+
+
+def decoder(family: str, name: str | None = None, *, model: str = "AutoModelForCausalLM", **settings: Any) -> Entry:
+    """Describe a family that is built as Llama is, or says where it differs."""
+    places = {"attention": "model.layers.*.self_attn", "mlp": "model.layers.*.mlp", "layers": "model.layers", "batch": text}
+    others = {"generates": True}
+    for given in (places, others):
+        given |= {key: settings.pop(key) for key in given if key in settings}
+    return Entry(f"transformers {name or family}", maker(family, model, **settings), causal=True, **places, **others)
+
+
+def turned(first: str, second: str) -> Any:
+    """Return two kinds of layers, in the other order after each two: a span keeps one of both."""
+    return lambda layers: [(first, second, second, first)[i % 4] for i in range(layers)]
+
+
+def kinds(*names: str) -> Any:
+    """Return the kinds of layers in turn."""
+    return lambda layers: [names[i % len(names)] for i in range(layers)]
+
+
+SLIDING = kinds("sliding_attention", "full_attention")
+H = {"attention": "transformer.h.*.attn", "mlp": "transformer.h.*.mlp", "layers": "transformer.h"}
+
+ENTRIES = [
+    decoder("llama"),
+    decoder("mistral", sliding_window=LEFT_OUT),
+    decoder("mistral", "mistral, window of 4", sliding_window=4),
+    decoder("mixtral", num_local_experts=4),
+    decoder("qwen2"),
+    decoder("qwen2_moe", num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=32),
+    decoder("qwen3"),
+    decoder("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+    decoder(
+        "qwen3_next",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        layer_types=turned("linear_attention", "full_attention"),
+    ),
+    decoder("gemma"),
+    decoder("gemma2", sliding_window=4, layer_types=SLIDING, query_pre_attn_scalar=8),
+    decoder("gemma3_text", "gemma3", sliding_window=4, layer_types=SLIDING, query_pre_attn_scalar=8),
+    decoder("gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=4, layer_types=SLIDING),
+    decoder("olmo"),
+    decoder("olmo2"),
+    decoder("olmo3", sliding_window=4, layer_types=SLIDING),
+    decoder("olmoe", num_experts=4, num_experts_per_tok=2),
+    decoder("cohere"),
+    decoder("cohere2", sliding_window=4, layer_types=SLIDING),
+    decoder("granite"),
+    decoder("granitemoe", num_local_experts=4, num_experts_per_tok=2, mlp="model.layers.*.block_sparse_moe"),
+    decoder("glm"),
+    decoder("glm4"),
+    decoder("nemotron"),
+    decoder("phi"),
+    decoder("phi3", original_max_position_embeddings=64),
+    decoder("phimoe", num_local_experts=4, num_experts_per_tok=2, original_max_position_embeddings=64),
+    decoder("stablelm"),
+    decoder("starcoder2", sliding_window=LEFT_OUT),
+    decoder("smollm3", no_rope_layers=lambda n: [int(i % 2 == 0) for i in range(n)], layer_types=kinds("full_attention")),
+    decoder("persimmon"),
+    decoder("helium"),
+    decoder("arcee"),
+    decoder("exaone4", sliding_window=4, layer_types=SLIDING),
+    decoder("ernie4_5"),
+    decoder("apertus"),
+    decoder("seed_oss"),
+    not_softmax(decoder("diffllama")),
+    decoder("bitnet"),
+    decoder("hunyuan_v1_dense"),
+    decoder("nanochat"),
+    decoder(
+        "llama4_text",
+        "llama4",
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        intermediate_size_mlp=64,
+        attention_chunk_size=4,
+        no_rope_layers=lambda n: [int(i % 2 == 0) for i in range(n)],
+        layer_types=LEFT_OUT,
+        mlp="model.layers.*.feed_forward",
+    ),
+    decoder(
+        "deepseek_v2",
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        num_key_value_heads=4,
+    ),
+    decoder(
+        "deepseek_v3",
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        num_key_value_heads=4,
+        head_dim=LEFT_OUT,
+    ),
+    decoder("gpt2", n_positions=64, **H),
+    decoder(
+        "gpt_neo",
+        attention="transformer.h.*.attn.attention",
+        mlp=H["mlp"],
+        layers=H["layers"],
+        num_layers=lambda n: n,
+        num_heads=4,
+        attention_types=lambda n: [[["global", "local"], n // 2]],
+        window_size=4,
+    ),
+    decoder(
+        "gpt_neox",
+        "gpt_neox (Pythia)",
+        attention="gpt_neox.layers.*.attention",
+        mlp="gpt_neox.layers.*.mlp",
+        layers="gpt_neox.layers",
+    ),
+    decoder("gptj", rotary_dim=4, **H),
+    decoder("codegen", rotary_dim=4, n_ctx=64, **H),
+    decoder("gpt_bigcode", multi_query=True, **H),
+    decoder("bloom", attention="transformer.h.*.self_attention", mlp=H["mlp"], layers=H["layers"], n_head=4),
+    decoder(
+        "falcon",
+        attention="transformer.h.*.self_attention",
+        mlp=H["mlp"],
+        layers=H["layers"],
+        multi_query=True,
+        head_dim=LEFT_OUT,
+    ),
+    decoder(
+        "falcon",
+        "falcon, ALiBi",
+        attention="transformer.h.*.self_attention",
+        mlp=H["mlp"],
+        layers=H["layers"],
+        alibi=True,
+        multi_query=False,
+        new_decoder_architecture=False,
+        head_dim=LEFT_OUT,
+    ),
+    decoder(
+        "mpt",
+        attention="transformer.blocks.*.attn",
+        mlp="transformer.blocks.*.ffn",
+        layers="transformer.blocks",
+        n_heads=4,
+        max_seq_len=64,
+    ),
+    decoder(
+        "opt",
+        attention="model.decoder.layers.*.self_attn",
+        mlp=None,
+        layers="model.decoder.layers",
+        ffn_dim=64,
+        word_embed_proj_dim=32,
+    ),
+    decoder("biogpt", attention="biogpt.layers.*.self_attn", mlp=None, layers="biogpt.layers"),
+    decoder("xglm", attention="model.layers.*.self_attn", mlp=None, attention_heads=4, ffn_dim=64, num_layers=lambda n: n),
+    decoder(
+        "openai-gpt",
+        attention=H["attention"],
+        mlp=H["mlp"],
+        layers=H["layers"],
+        n_positions=64,
+        generates=False,
+        batch=unpadded,
+    ),
+    decoder(
+        "ctrl",
+        attention="transformer.h.*.multi_head_attention",
+        mlp="transformer.h.*.ffn",
+        layers=H["layers"],
+        dff=64,
+        n_positions=64,
+    ),
+    decoder(
+        "bert",
+        "bert as a decoder",
+        model="BertLMHeadModel",
+        is_decoder=True,
+        attention="bert.encoder.layer.*.attention.self",
+        mlp=None,
+        layers="bert.encoder.layer",
+    ),
+    decoder(
+        "modernbert-decoder",
+        attention="model.layers.*.attn",
+        layers="model.layers",
+        local_attention=4,
+        layer_types=SLIDING,
+        sliding_window=4,
+    ),
+    decoder(
+        "jamba",
+        mlp="model.layers.*.feed_forward",
+        num_experts=2,
+        num_experts_per_tok=1,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        mamba_d_state=4,
+        mamba_dt_rank=4,
+        use_mamba_kernels=False,
+    ),
+    decoder(
+        "lfm2",
+        mlp="model.layers.*.feed_forward",
+        layer_types=turned("conv", "full_attention"),
+        conv_L_cache=3,
+        block_multiple_of=8,
+    ),
+    decoder("mamba", attention=None, mlp=None, layers="backbone.layers", state_size=4, time_step_rank=4),
+    decoder(
+        "mamba2",
+        attention=None,
+        mlp=None,
+        layers="backbone.layers",
+        state_size=4,
+        num_heads=4,
+        head_dim=16,
+        expand=2,
+        n_groups=1,
+        chunk_size=4,
+    ),
+    decoder(
+        "rwkv",
+        attention=None,
+        mlp="rwkv.blocks.*.feed_forward",
+        layers="rwkv.blocks",
+        batch=unpadded,
+        attention_hidden_size=32,
+        generates=False,
+    ),
+]

@@ -1,0 +1,206 @@
+"""Vision models of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.matrix.entries import Batch, Entry, generator, named_images
+from tests.matrix.hugging_face import LEFT_OUT, maker
+
+
+def vision(
+    family: str,
+    name: str | None = None,
+    *,
+    attention: str | None = "layers.*.attention",
+    mlp: str | None = "layers.*.mlp",
+    layers: str | None = "layers",
+    batch: Callable[[], Batch] = named_images,
+    model: str = "AutoModel",
+    blocks: str | None = None,
+    **settings: Any,
+) -> Entry:
+    """Describe a family that is built as ViT is, or says where it differs."""
+    return Entry(f"transformers {name or family}", maker(family, model, **settings), batch, attention, mlp, layers, blocks)
+
+
+def video() -> Batch:
+    return Batch(kwargs={"pixel_values": torch.randn(2, 2, 3, 16, 16, generator=generator())})
+
+
+DINO = {"attention": "encoder.layer.*.attention", "mlp": "encoder.layer.*.mlp", "layers": "encoder.layer"}
+SPLIT = {"attention": "encoder.layer.*.attention.attention", "mlp": None, "layers": "encoder.layer"}
+CLIP = {"attention": "encoder.layers.*.self_attn", "mlp": "encoder.layers.*.mlp", "layers": "encoder.layers"}
+ENTRIES = [
+    vision("vit"),
+    vision("deit"),
+    vision("dinov2", **DINO),
+    vision("dinov2_with_registers", **DINO),
+    vision("dinov3_vit", attention="model.layer.*.attention", mlp="model.layer.*.mlp", layers="model.layer"),
+    vision("beit"),
+    vision("beit", "beit, relative positions", use_relative_position_bias=True),
+    vision("data2vec-vision", **SPLIT, use_shared_relative_position_bias=True),
+    vision("vit_msn"),
+    vision("ijepa"),
+    vision("clip_vision_model", "clip, vision", model="CLIPVisionModel", **CLIP),
+    vision("siglip_vision_model", "siglip, vision", model="SiglipVisionModel", **CLIP),
+    vision("blip_vision_model", "blip, vision", model="BlipVisionModel", **CLIP),
+    vision(
+        "swin",
+        embed_dim=16,
+        depths=lambda n: [n, 2],
+        num_heads=[2, 4],
+        window_size=2,
+        num_attention_heads=LEFT_OUT,
+        num_hidden_layers=LEFT_OUT,
+        patch_size=4,
+        batch=lambda: named_images(patch=None),
+        attention="encoder.layers.*.blocks.*.attention",
+        mlp="encoder.layers.*.blocks.*.mlp",
+        layers="encoder.layers.0.blocks",
+    ),
+    vision(
+        "swinv2",
+        embed_dim=16,
+        depths=lambda n: [n, 2],
+        num_heads=[2, 4],
+        window_size=2,
+        num_attention_heads=LEFT_OUT,
+        num_hidden_layers=LEFT_OUT,
+        patch_size=4,
+        batch=lambda: named_images(patch=None),
+        attention="encoder.layers.*.blocks.*.attention.self",
+        mlp=None,
+        layers="encoder.layers.0.blocks",
+    ),
+    vision(
+        "pvt",
+        depths=[1, 1],
+        hidden_sizes=[16, 32],
+        num_attention_heads=[2, 4],
+        sequence_reduction_ratios=[2, 1],
+        patch_sizes=[4, 2],
+        strides=[4, 2],
+        mlp_ratios=[2, 2],
+        num_encoder_blocks=2,
+        image_size=32,
+        batch=lambda: named_images(patch=None),
+        attention="encoder.block.*.*.attention.self",
+        mlp="encoder.block.*.*.mlp",
+        layers=None,
+        blocks="encoder.block",
+    ),
+    vision(
+        "segformer",
+        depths=[1, 1],
+        hidden_sizes=[16, 32],
+        num_attention_heads=[2, 4],
+        sr_ratios=[2, 1],
+        patch_sizes=[3, 3],
+        strides=[4, 2],
+        mlp_ratios=[2, 2],
+        num_encoder_blocks=2,
+        num_hidden_layers=LEFT_OUT,
+        batch=lambda: named_images(patch=None),
+        attention="stages.*.blocks.*.attention",
+        mlp="stages.*.blocks.*.mlp",
+        layers=None,
+        blocks="stages",
+    ),
+    vision(
+        "mobilevit",
+        hidden_sizes=[16, 24, 32],
+        neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 32],
+        patch_size=2,
+        expand_ratio=2.0,
+        batch=lambda: named_images(size=64, patch=None),
+        attention="**.attention.attention",
+        mlp=None,
+        layers=None,
+        image_size=64,
+        blocks="encoder",
+    ),
+    vision("videomae", num_frames=2, tubelet_size=2, image_size=16, batch=video, **SPLIT),
+    vision("vivit", num_frames=2, tubelet_size=[2, 8, 8], image_size=16, batch=video, patch_size=LEFT_OUT),
+    vision(
+        "timesformer",
+        num_frames=2,
+        image_size=16,
+        batch=video,
+        attention="encoder.layer.*.attention.attention",
+        mlp=None,
+        layers="encoder.layer",
+    ),
+    vision(
+        "pixtral",
+        "pixtral, vision",
+        attention="transformer.layers.*.attention",
+        mlp="transformer.layers.*.feed_forward",
+        layers="transformer.layers",
+        model="PixtralVisionModel",
+        batch=named_images,
+    ),
+    vision(
+        "detr",
+        "detr, encoder",
+        model="DetrModel",
+        attention="encoder.layers.*.self_attn",
+        mlp=None,
+        layers="encoder.layers",
+        use_timm_backbone=False,
+        backbone=None,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        num_queries=3,
+        backbone_config={
+            "model_type": "resnet",
+            "embedding_size": 8,
+            "hidden_sizes": [8, 16],
+            "depths": [1, 1],
+            "layer_type": "basic",
+            "out_features": ["stage2"],
+        },
+        use_pretrained_backbone=False,
+        batch=lambda: named_images(patch=None),
+    ),
+    vision(
+        "convnext",
+        attention=None,
+        mlp=None,
+        layers="encoder.stages.0.layers",
+        depths=lambda n: [n, 1],
+        hidden_sizes=[16, 32],
+        num_stages=2,
+        num_hidden_layers=LEFT_OUT,
+        patch_size=4,
+        batch=lambda: named_images(patch=None),
+    ),
+    vision(
+        "poolformer",
+        attention=None,
+        mlp="encoder.block.*.*.output",
+        layers=None,
+        blocks="encoder.block",
+        depths=[1, 1],
+        hidden_sizes=[16, 32],
+        num_encoder_blocks=2,
+        patch_sizes=[7, 3],
+        strides=[4, 2],
+        padding=[2, 1],
+        batch=lambda: named_images(patch=None),
+    ),
+    vision(
+        "imagegpt",
+        "imagegpt",
+        attention="h.*.attn",
+        mlp="h.*.mlp",
+        layers="h",
+        n_positions=64,
+        batch=lambda: Batch(kwargs={"input_ids": torch.randint(0, 60, (2, 8), generator=generator())}, tokens="input_ids"),
+    ),
+]

@@ -1,0 +1,29 @@
+"""The record of the last run is complete, and the pages say what it says."""
+
+from __future__ import annotations
+
+from tests.helpers.processes import ROOT
+from tests.matrix import page, record
+from tests.matrix.cells import BAD, OUTCOMES, STUDENTS
+from tests.matrix.entries import all_entries
+
+
+def test_the_record_is_complete_and_nothing_is_silently_wrong():
+    head, entries = record.kept()
+    assert {entry["entry"] for entry in entries} == set(all_entries())
+    assert len(entries) >= 100
+    assert all(set(entry["cells"]) == {student.name for student in STUDENTS} for entry in entries)
+    cells = page.flattened(entries)
+    assert {cell["outcome"] for cell in cells} <= set(OUTCOMES) - set(BAD)
+    assert set(head["versions"]) == {"python", *record.PACKAGES}
+
+
+def test_the_page_is_that_of_the_record():
+    assert (ROOT / "docs" / "models.md").read_text(encoding="utf-8") == page.text(*record.kept())
+
+
+def test_readme_and_operators_say_the_measured_share():
+    _, entries = record.kept()
+    said = page.share_text({entry["entry"] for entry in entries if entry["softmax"]}, page.flattened(entries))
+    for file in ("README.md", "docs/operators.md"):
+        assert said in (ROOT / file).read_text(encoding="utf-8")
