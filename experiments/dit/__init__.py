@@ -1,0 +1,1 @@
+"""Parts of a diffusion transformer replaced, by three methods."""
