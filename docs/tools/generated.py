@@ -101,13 +101,15 @@ def operator_names() -> list[str]:
 
 
 def _operators(cards: str) -> str:
-    rows = [["operator", "in one line", "cost", "causal", "keeps while generating"]]
+    rows = [["operator", "in one line", "cost", "causal", "cross", "of its teacher's softmax", "keeps while generating"]]
     for name in operator_names():
         operator = getattr(segue.students, name)
         line = (operator.__doc__ or "").splitlines()[0]
         mixer = operator.mixer_class
         keeps = "a state" if mixer.recurrent else "all keys and values" if mixer.supports_causal else "-"
-        rows.append([f"[`{name}`]({cards}{name}.md)", line, operator.cost, "yes" if mixer.supports_causal else "no", keeps])
+        causal, cross = ("yes" if answer else "no" for answer in (mixer.supports_causal, mixer.supports_cross))
+        kept = "bias, cap, sinks, any mask" if "bias" in mixer.honours else "-"
+        rows.append([f"[`{name}`]({cards}{name}.md)", line, operator.cost, causal, cross, kept, keeps])
     return _written(rows)
 
 
