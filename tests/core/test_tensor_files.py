@@ -91,6 +91,7 @@ def test_an_interrupt_waits_until_a_file_is_read(thread, tmp_path, monkeypatch):
     """Inside of torch it would become an error about the file."""
     save_file({"a": torch.ones(3)}, tmp_path / "file")
     load, read = safetensors.torch.load_file, []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a script in the background ignores
 
     def interrupted(path):
         if not thread:
@@ -99,11 +100,13 @@ def test_an_interrupt_waits_until_a_file_is_read(thread, tmp_path, monkeypatch):
         return read[-1]
 
     monkeypatch.setattr(safetensors.torch, "load_file", interrupted)
-    if thread:  # which gets no signals
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(tensor_files.read, tmp_path / "file").result()
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            tensor_files.read(tmp_path / "file")
-    assert torch.equal(read[0]["a"], torch.ones(3))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        if thread:  # which gets no signals
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(tensor_files.read, tmp_path / "file").result()
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                tensor_files.read(tmp_path / "file")
+        assert torch.equal(read[0]["a"], torch.ones(3))
+    finally:
+        assert signal.signal(signal.SIGINT, before) is signal.default_int_handler

@@ -186,11 +186,13 @@ def test_hovering_shows_the_values_of_that_evaluation(visit):
 
 
 def test_axis_site_and_group_are_chosen(visit):
+    from playwright.sync_api import expect
+
     page = visit("whole")
     page.get_by_role("button", name="Time", exact=True).click()
-    assert "training time (min)" in page.locator("#figure-accuracy .plot").text_content()
+    expect(page.locator("#figure-accuracy .plot")).to_contain_text("training time (min)")  # a plot may be drawn later
     page.get_by_role("button", name="FLOPs", exact=True).click()
-    assert "work (PFLOPs)" in page.locator("#figure-accuracy .plot").text_content()
+    expect(page.locator("#figure-accuracy .plot")).to_contain_text("work (PFLOPs)")
     page.select_option("#site-cosine", label="blocks.1.attn")
     assert page.locator("#figure-cosine h3").all_inner_texts() == ["blocks.1.attn"]
     has_lines(page, "cosine", 7)
