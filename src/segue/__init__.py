@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from segue.core.torchvision_cpu import prepare_for_torchvision
 
 if TYPE_CHECKING:
-    from segue import diagnostics, errors, gates, losses, methods, schedules, similarity, students
+    from segue import diagnostics, errors, gates, losses, methods, phases, schedules, similarity, students
     from segue.checkpoint import load_, save
     from segue.convert.pretrained import from_pretrained
     from segue.core.handover import Handover, replace_
@@ -38,6 +38,7 @@ __all__ = [
     "load_",
     "losses",
     "methods",
+    "phases",
     "replace_",
     "save",
     "schedules",

@@ -97,7 +97,7 @@ class _Wrapping:
 
     @property
     def weight(self) -> float:
-        return _weight(self.then)
+        return weight_of(self.then)
 
     @property
     def schedule(self) -> Schedule:
@@ -190,10 +190,11 @@ class PredictionDistillation:
 
 def weight_at(loss: object, progress: float, site: Site) -> float:
     """Return lambda, the weight of a loss at this progress; a plain function has weight 1 and the schedule aggr20."""
-    return _weight(loss) * alpha_at(_schedule(loss), progress, site)
+    return weight_of(loss) * alpha_at(_schedule(loss), progress, site)
 
 
-def _weight(loss: object) -> float:
+def weight_of(loss: object) -> float:
+    """Return the weight of a loss without its schedule; a plain function has weight 1."""
     weight = getattr(loss, "weight", 1.0)
     try:
         return float(weight + 0)  # a string has no sum with a number

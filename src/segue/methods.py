@@ -11,8 +11,9 @@ from typing import Any, TypeAlias, TypeVar
 from segue.border import Fraction, checked
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation, OnTeacherStream
+from segue.phases import Phase
 from segue.plan import Plan
-from segue.schedules import Constant, Hold, Piecewise, aggr20
+from segue.schedules import Constant, aggr20
 from segue.sites import Selector
 
 Method: TypeAlias = Callable[..., Plan]  # takes sites= and any other setting of a Plan
@@ -86,15 +87,17 @@ def fitnets(*, sites: Selector, **settings: Any) -> Plan:
 @method(label="LoLCATs corner")
 def lolcats(*, sites: Selector, hold: Fraction = 0.5, **settings: Any) -> Plan:
     """Attention transfer: the teacher's output flows on while students learn it locally, then a jump to the students."""
-    jump = Hold(fraction=hold, then=Constant(alpha=0.0))
-    return _plan(sites, settings, schedule=jump, guidance=FeatureGuidance(schedule=jump))
+    if "schedule" in settings:
+        return _plan(sites, settings, guidance=FeatureGuidance())
+    alone = (Phase(name="students alone"),) if hold < 1 else ()
+    local = Phase(name="local fit", length=hold, local=True)
+    return _plan(sites, settings, phases=(local, *alone), guidance=FeatureGuidance())
 
 
 @method(label="HALO corner")
 def halo(*, sites: Selector, hold: Fraction = 0.3, **settings: Any) -> Plan:
     """Local alignment as in `lolcats`, then students alone with distillation from the original model."""
-    afterwards = Piecewise(points=((hold, 0.0), (hold, 1.0)))
-    return lolcats(sites=sites, hold=hold, **{"distill": LogitDistillation(schedule=afterwards), **settings})
+    return lolcats(sites=sites, hold=hold, **{"distill": LogitDistillation(), **settings})
 
 
 def table() -> str:

@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from segue import gates, losses, schedules, sites, students
+from segue import gates, losses, phases, schedules, sites, students
 from segue.border import Rule, Seed, checked
 from segue.errors import PlanError, nearest
 from segue.gates import Blend, Gate
 from segue.losses import CosineGuidance, FeatureGuidance, LogitDistillation, PairLoss, PredictionDistillation
-from segue.schedules import Schedule, aggr20
+from segue.phases import Phase, refuse_unfit
+from segue.schedules import Constant, Schedule, aggr20
 from segue.settings import Serializer, public_kinds
 from segue.sites import Selector
 from segue.students import Reinit, StudentFactory
 from segue.students.adapters import Adapter
 
 FORMAT = 1
-ROOMS = {"sites": sites, "gates": gates, "schedules": schedules, "losses": losses, "students": students}
+ROOMS = {"sites": sites, "gates": gates, "schedules": schedules, "losses": losses, "students": students, "phases": phases}
 SERIALIZER = Serializer(
     kinds={kind: made for room, module in ROOMS.items() for kind, made in public_kinds(module, f"{room}.").items()},
     error=PlanError,
@@ -50,6 +51,7 @@ class Plan:
     schedule: Schedule = field(default_factory=aggr20)  # progress -> alpha, the teacher's share
     guidance: PairLoss | None = None  # a loss at every site
     distill: Distillation | None = None  # on the outputs of the model
+    phases: tuple[Phase, ...] = ()  # instead of the schedules here and in the losses: parts of the run, each with its own
     train: Literal["students", "all"] = "students"  # "all": also the backbone, except what was frozen before (by PEFT)
     backbone: Literal["eval", "train"] = "eval"  # with train="students": dropout and batch statistics around the sites
     teacher_gradient: bool | None = None  # let the gradient pass the teacher to its input (never its weights); None: at spans
@@ -60,6 +62,9 @@ class Plan:
     def __post_init__(self) -> None:
         if isinstance(self.sites, list):
             object.__setattr__(self, "sites", tuple(self.sites))
+        if self.phases:
+            refuse_unfit(self.phases, guided=self.guidance is not None)
+            _refuse_second_schedule(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the plan as plain data; a user's own function leaves only its name."""
@@ -82,3 +87,21 @@ class Plan:
                 "read it with the version that wrote it.",
             )
         return cls(**SERIALIZER.decode_fields(cls, "Plan", fields, "plan"), **given)
+
+
+def _refuse_second_schedule(plan: Plan) -> None:
+    """Refuse a schedule outside the phases, which would have no effect."""
+    usual: tuple[Schedule, ...] = (aggr20(),)
+    places = (
+        ("schedule", plan, usual),
+        ("guidance", plan.guidance, usual),
+        ("distill", plan.distill, (*usual, Constant(alpha=1.0))),
+    )
+    for name, part, defaults in places:
+        schedule = getattr(part, "schedule", None)
+        if schedule is not None and schedule not in defaults:
+            raise PlanError(
+                f"Plan(phases=...) and the schedule of its {'alpha' if part is plan else name} exclude each other.",
+                f"The schedule is {schedule!r:.60}, and each phase has its own.",
+                f"leave it out, and set Phase({name}=...).",
+            )

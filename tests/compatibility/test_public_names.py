@@ -14,8 +14,11 @@ from . import RENAMED, V0_1_0
 NAMES = json.loads((V0_1_0 / "public_names.json").read_text(encoding="utf-8"))
 
 
+ADDED = {"phases"}
+
+
 def test_the_package_has_the_names_it_had():
-    assert sorted(segue.__all__) == NAMES["segue"]
+    assert sorted({*segue.__all__} - ADDED) == NAMES["segue"]
     assert all(hasattr(segue, name) for name in NAMES["segue"])
 
 

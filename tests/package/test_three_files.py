@@ -54,15 +54,15 @@ METHOD = {
 
 @method(label="Slow DCR")
 def slow_dcr(*, sites: Selector, **settings: Any) -> Plan:
-    """DCR over one half of the run."""
-    return dcr(sites=sites, **{"schedule": Piecewise(points=((0.0, 1.0), (0.5, 0.0))), **settings})
+    """DCR that begins at one half."""
+    return dcr(sites=sites, **{"schedule": aggr20(start=0.5), **settings})
 ''',
     "tests/vocabulary/test_methods.py": """
 
-def test_slow_dcr_ends_at_one_half():
-    assert segue.methods.slow_dcr(sites="x").schedule(0.5, SITE) == 0.0
+def test_slow_dcr_begins_at_one_half():
+    assert segue.methods.slow_dcr(sites="x").schedule(0.0, SITE) == 0.5
 """,
-    "docs/cards/slow_dcr.md": "# `slow_dcr`\n\nDCR over one half of the run: `segue.methods.slow_dcr(sites=...)`.\n",
+    "docs/cards/slow_dcr.md": "# `slow_dcr`\n\nDCR that begins at one half: `segue.methods.slow_dcr(sites=...)`.\n",
 }
 OPERATOR = {
     "src/segue/students/attention/mixers/mean.py": '''"""Mean: every token gets the mean of the values."""

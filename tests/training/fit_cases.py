@@ -82,7 +82,13 @@ def fit(model: Any = None, plan: Any = None, batches: Any = None, loss: Any = No
 
 
 LONG = segue.schedules.Linear(until=0.8)  # the handover lasts longer than any stop
+PHASES = (
+    segue.phases.Phase(name="local fit", length=0.4, local=True, lr=2e-2, warmup=0.5, weight_decay=0.0),
+    segue.phases.Phase(name="handover", length=0.4, schedule=segue.schedules.Linear(), distill=0.5),
+    segue.phases.Phase(name="after", lr=segue.phases.Rates(new=5e-3, copied=1e-3), guidance=0.05, task=0.5),
+)
 CASES: dict[str, dict[str, Any]] = {
+    "phases": _case(METHODS.dcr_dfg(sites=SITES, distill=segue.losses.LogitDistillation(), phases=PHASES), dropout=0.2),
     "dcr_dfg": _case(METHODS.dcr_dfg(sites=SITES, schedule=LONG), dropout=0.2),
     "theseus": _case(METHODS.theseus(sites=SITES, schedule=LONG), noisy),
     "theseus_gumbel": _case(METHODS.theseus_gumbel(sites=SITES, schedule=LONG), dropout=0.2),

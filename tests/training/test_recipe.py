@@ -100,7 +100,7 @@ def test_epochs_need_batches_that_can_be_counted():
         ({"steps": 0}, "Recipe(steps=...) must be a positive integer, got 0."),
         ({"steps": 2.5}, "Recipe(steps=...) must be a positive integer, got 2.5."),
         ({"epochs": float("nan")}, "Recipe(epochs=...) must be a positive finite number, got nan."),
-        ({"steps": 3, "lr": -1.0}, "Recipe(lr=...) must be a positive finite number, got -1.0."),
+        ({"steps": 3, "lr": -1.0}, "Recipe(lr=...) must be a positive finite number or a Rates, got -1.0."),
         ({"steps": 3, "clip": 0.0}, "Recipe(clip=...) must be a positive finite number, got 0.0."),
         ({"steps": 3, "accumulate": 1.5}, "Recipe(accumulate=...) must be a positive integer, got 1.5."),
         ({"steps": 3, "weight_decay": math.inf}, "Recipe(weight_decay=...) must be a finite number of at least 0, got inf."),

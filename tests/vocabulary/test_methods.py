@@ -3,7 +3,7 @@ import importlib.util
 import pytest
 
 import segue
-from segue import gates, losses, schedules
+from segue import gates, losses, phases, schedules
 from segue.lab import variants
 from segue.methods import ALL, LABELS, table
 from segue.sites import Site
@@ -26,9 +26,11 @@ def test_each_method_trains_and_ends_with_students_alone(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_the_caller_says_wins(name):
-    plan = ALL[name](sites=SITES, gate=gates.GumbelSoftmax(temperature=3.0), train="all", guidance=None, seed=5)
+    own = losses.CosineGuidance()
+    plan = ALL[name](sites=SITES, gate=gates.GumbelSoftmax(temperature=3.0), train="all", guidance=own, seed=5)
     assert plan.gate == gates.GumbelSoftmax(temperature=3.0)
-    assert (plan.train, plan.guidance, plan.seed) == ("all", None, 5)
+    assert (plan.train, plan.guidance, plan.seed) == ("all", own, 5)
+    assert ALL[name](sites=SITES, schedule=schedules.Linear()).schedule == schedules.Linear()
 
 
 def test_the_papers_settings():
@@ -45,11 +47,15 @@ def test_the_papers_settings():
 
 
 def test_the_corners():
+    """`hold=` is short for two phases; a schedule of the caller's own replaces them."""
     lolcats = segue.methods.lolcats(sites="x", hold=0.4)
-    assert [lolcats.schedule(p, SITE) for p in (0.0, 0.39, 0.4, 1.0)] == [1, 1, 0, 0]
-    assert [losses.weight_at(lolcats.guidance, p, SITE) for p in (0.0, 0.39, 0.4)] == [1, 1, 0]
+    assert [phases.alpha_of(lolcats, p, SITE) for p in (0.0, 0.39, 0.4, 1.0)] == [1, 1, 0, 0]
+    assert [phases.holds(lolcats, p, SITE) for p in (0.0, 0.39, 0.4)] == [True, True, False]
+    assert [phases.guidance_of(lolcats, p, SITE) for p in (0.0, 0.39, 0.4)] == [1, 1, 0]
     halo = segue.methods.halo(sites="x", hold=0.4)
-    assert [losses.weight_at(halo.distill, p, SITE) for p in (0.0, 0.39, 0.4, 1.0)] == [0, 0, 1, 1]
+    assert [phases.distill_of(halo, p, SITE) for p in (0.0, 0.39, 0.4, 1.0)] == [0, 0, 1, 1]
+    whole = segue.methods.lolcats(sites="x", hold=1.0)
+    assert [phases.alpha_of(whole, p, SITE) for p in (0.0, 0.99, 1.0)] == [1, 1, 0]
     assert isinstance(segue.methods.fitnets(sites="x").guidance, losses.OnTeacherStream)
 
 

@@ -21,10 +21,10 @@ from segue.convert.options import Conversion
 from segue.convert.pretrained import Base
 from segue.convert.tasks import Task
 from segue.core.tensor_files import full
+from segue.phases import alpha_of
 from segue.plan import Plan
 from segue.reporting.formatting import duration, memory, significant
 from segue.reporting.records import write_json
-from segue.schedules import alpha_at
 from segue.training.distributed import Processes
 from segue.training.evaluation import Evaluator
 from segue.training.fit import Fit
@@ -149,9 +149,7 @@ def _alphas(finished: Finished) -> list[float]:
     """Return the mean alpha of every step."""
     assert finished.trained.handover is not None
     sites, total = finished.trained.handover.sites, finished.trained.total_steps
-    return [
-        sum(alpha_at(finished.plan.schedule, step / total, site) for site in sites) / len(sites) for step in range(total + 1)
-    ]
+    return [sum(alpha_of(finished.plan, step / total, site) for site in sites) / len(sites) for step in range(total + 1)]
 
 
 def _speed(finished: Finished, models: dict[str, Any]) -> dict[str, Any]:

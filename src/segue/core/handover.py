@@ -19,12 +19,14 @@ from segue.core.blending import blendable, padding_mask
 from segue.core.building import build_students, try_students
 from segue.core.calibrate import Fitted, calibrate
 from segue.core.copying import Copied
+from segue.core.kinds import copied_parameters
 from segue.core.modes import View, Watch
 from segue.core.shortening import finished_name, shorten_, unrebuilt, warn_of
 from segue.core.step_state import StepState, checked_total, closed_for_good, closed_in_graphs, progress_at, step_state
 from segue.core.transaction import all_or_nothing
 from segue.core.verify import OptimizerWatch, Verification, require_same_when_shortened, verify
 from segue.errors import HandoverError
+from segue.phases import Kind, Phase, at, grouped_by_kind, schedules_of
 from segue.plan import Plan, encode
 from segue.schedules import refuse_unmatched
 from segue.similarity import Similarity
@@ -49,8 +51,8 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: PositiveInt | None = 
     """
     surgery.refuse_wrapped(model)
     sites = select(model, plan.sites)
-    for part in (plan.schedule, getattr(plan.guidance, "schedule", None), getattr(plan.distill, "schedule", None)):
-        refuse_unmatched(part, sites)
+    for schedule in schedules_of(plan):
+        refuse_unmatched(schedule, sites)
     surgery.refuse_running(model)
     surgery.refuse_tied(model, sites)
     total = None if total_steps is None else checked_total(total_steps)
@@ -87,6 +89,7 @@ class Handover(Copied):
         for seam in self.seams.values():
             seam.teacher_gradient = seam.site.is_span if plan.teacher_gradient is None else plan.teacher_gradient
         self.teacher_hashes = {name: seam.teacher_hash for name, seam in self.seams.items()}  # as the handover began
+        self._copied = {name: copied_parameters(seam.student, seam.require_teacher()) for name, seam in self.seams.items()}
         self.auxiliary = AuxiliaryLosses(plan, self.seams, frozen_original(model, plan))
         self._install()
         self._follow(state)
@@ -132,6 +135,11 @@ class Handover(Copied):
     def progress(self) -> float:
         """The fraction of the run that is done, from 0 to 1."""
         return progress_at(self.steps_done, self._total_steps)
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of the run, where the plan has phases."""
+        return at(self.plan.phases, self.progress)[0] if self.plan.phases else None
 
     @property
     def alphas(self) -> dict[str, float]:
@@ -209,6 +217,11 @@ class Handover(Copied):
                 self._backbone.forget(gone[-1])
         surgery.free(gone, self.model)
 
+    def weighted(self, task_loss: Tensor) -> Tensor:
+        """Return the loss of the task times the weight that the phase gives it."""
+        weight = 1.0 if self.phase is None else self.phase.task
+        return task_loss if weight == 1.0 else task_loss * weight
+
     def aux_loss(self, mask: Tensor | None = None) -> Tensor:
         """Return the weighted sum of guidance and distillation over the samples of the forwards since the last call.
 
@@ -226,14 +239,33 @@ class Handover(Copied):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what trains, under the names that the finished model will have."""
+        return ((name, parameter) for name, parameter, _ in self._trained())
+
+    def parameter_groups(self, *, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """Return what trains as groups for an optimizer, by kind ("new", "copied", "backbone"); biases and norms do not decay.
+
+        A phase or recipe with `Rates` gives each kind its own learning rate.
+        """
+        return grouped_by_kind(((parameter, kind) for _, parameter, kind in self._trained()), weight_decay)
+
+    def parameter_kinds(self) -> dict[str, Kind]:
+        """Return the kind of every parameter that trains, by its name in the finished model."""
+        return {name: kind for name, _, kind in self._trained()}
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter, Kind]]:
         self._require_running("parameters()")
-        places = {f"{name}.student.": f"{name}." for site in self.sites for name in site.names}
+        places = {f"{name}.student.": site for site in self.sites for name in site.names}
         found = False
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:  # which teachers, and a frozen backbone, do not
                 found = True
-                inside = next((place for place in places if name.startswith(place)), "")
-                yield finished_name(places.get(inside, "") + name.removeprefix(inside), self.sites), parameter
+                place = next((place for place in places if name.startswith(place)), None)
+                if place is None:
+                    yield finished_name(name, self.sites), parameter, "backbone"
+                    continue
+                inner = name.removeprefix(place)
+                kind: Kind = "copied" if inner in self._copied[places[place].name] else "new"
+                yield finished_name(place.removesuffix("student.") + inner, self.sites), parameter, kind
         if not found:
             raise HandoverError(
                 "the handover has no parameters to train.",

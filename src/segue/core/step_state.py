@@ -12,9 +12,8 @@ from numbers import Integral
 
 from segue.errors import PlanError
 from segue.gates import Gate, Noise
-from segue.losses import weight_at
+from segue.phases import alpha_of, distill_of, guidance_of, holds
 from segue.plan import Plan
-from segue.schedules import alpha_at, is_hold
 from segue.sites import Site
 
 CLOSING_GROUPS = 2  # takeovers in compiled code: with evaluation and guidance that stays below torch's limit of 8 graphs
@@ -52,8 +51,7 @@ class StepState:
 def step_state(plan: Plan, sites: list[Site], step: int, total: int | None) -> StepState:
     """Ask schedule, gate and losses about a step; change nothing, and refuse values that make no sense."""
     progress = progress_at(step, total)
-    distill = 0.0 if plan.distill is None else weight_at(plan.distill, progress, sites[0])
-    return StepState({site.name: _at(plan, site, step, progress) for site in sites}, distill)
+    return StepState({site.name: _at(plan, site, step, progress) for site in sites}, distill_of(plan, progress, sites[0]))
 
 
 def progress_at(step: int, total: int | None) -> float:
@@ -97,13 +95,13 @@ def _ahead(step: int, total: int) -> Iterator[int]:
 
 
 def _at(plan: Plan, site: Site, step: int, progress: float) -> SiteState:
-    alpha = alpha_at(plan.schedule, progress, site)
+    alpha = alpha_of(plan, progress, site)
     return SiteState(
         alpha=alpha,
         weight=gate_weight(plan.gate, alpha, Noise(plan.seed, step, site.name), site),
         mean=gate_weight(plan.gate, alpha, None, site),
-        guidance=0.0 if plan.guidance is None else weight_at(plan.guidance, progress, site),
-        hold=alpha == 1.0 and is_hold(plan.schedule, progress, site),
+        guidance=guidance_of(plan, progress, site),
+        hold=alpha == 1.0 and holds(plan, progress, site),
     )
 
 

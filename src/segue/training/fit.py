@@ -20,6 +20,7 @@ from segue.core import randomness
 from segue.core.blending import padding_mask
 from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import full
+from segue.phases import course, rate, uses_kinds
 from segue.plan import Plan
 from segue.sites import select
 from segue.training import distributed, nonfinite
@@ -168,7 +169,9 @@ class Loop:
         named = model.named_parameters() if handover is None else handover.named_parameters()
         trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         self.parameters = [parameter for _, parameter in trained]
-        self.raw_optimizer = recipe.optimizer(trained)
+        self.phases = () if handover is None else handover.plan.phases
+        kinds = handover.parameter_kinds() if handover is not None and uses_kinds((recipe, *self.phases)) else None
+        self.raw_optimizer = recipe.optimizer(trained, kinds)
         self.optimizer = accelerator.prepare_optimizer(self.raw_optimizer)
         self.raw_optimizer.zero_grad()  # gradients of the user's own backward are not part of the first step
         self.buffers = StepBuffers(self._with_buffers()) if recipe.on_nan == "skip" else None
@@ -183,7 +186,7 @@ class Loop:
     def step(self, interruption: Interruption) -> tuple[float, int]:
         """Take one optimizer step; return its loss and the signal that any process caught."""
         begun = time.perf_counter()
-        self.recipe.set_rate(self.raw_optimizer, self.done, self.total)
+        self.recipe.set_rate(self.raw_optimizer, self.done, self.total, self.phases)
         if self.buffers is not None:
             self.buffers.keep()
         batches, total = self._backward()
@@ -215,6 +218,12 @@ class Loop:
         self.seconds += time.perf_counter() - begun
         return mean, round(signal * self.processes.world) and (interruption.caught or 15)
 
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step, of new parameters."""
+        whose, step, steps = course(self.recipe, self.phases, self.done, self.total)
+        return rate(whose or self.recipe, step, steps)
+
     def _with_buffers(self) -> list[nn.Module]:
         """Return what runs in a step and may update its buffers."""
         original = None if self.handover is None else self.handover.auxiliary.original
@@ -237,7 +246,7 @@ class Loop:
                 with self.accelerator.autocast():
                     loss = scalar(self.loss_fn(self.network, batch))
                     if self.handover is not None:
-                        loss = loss + self.handover.aux_loss(padding_mask(batch))
+                        loss = self.handover.weighted(loss) + self.handover.aux_loss(padding_mask(batch))
                 require_gradient(loss)
                 share = weight / self.recipe.accumulate
                 self.accelerator.backward(loss * share)
@@ -317,11 +326,11 @@ class Monitor:
         loop, handover = self.loop, self.loop.handover
         loss, norms = loop.means.take()
         epoch = loop.done * loop.recipe.accumulate / loop.batches_per_epoch
-        rate = loop.recipe.rate(loop.done, loop.total)
-        metrics: dict[str, Any] = {"step": loop.done, "epoch": epoch, "seconds": loop.seconds, "loss": loss, "lr": rate}
+        metrics: dict[str, Any] = {"step": loop.done, "epoch": epoch, "seconds": loop.seconds, "loss": loss, "lr": loop.rate}
         if handover is None:
             return metrics | ({} if self.evaluator is None else {"scores": self.evaluator(loop.model)})
         metrics |= {"alpha": _mean(handover.alphas), "gradient_norm": norms}
+        metrics |= {} if handover.phase is None else {"phase": handover.phase.name}
         if self.evaluator is not None:
             students, similar = self.evaluator.of_students(handover)
             closed = all(seam.closed for seam in handover.seams.values())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from torch import nn
 from torch.optim import AdamW
@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from segue.border import Count, NotNegative, PositiveFloat, PositiveInt, Rule, Seed, Unit, checked
 from segue.errors import ConfigError
+from segue.phases import Kind, Phase, Rates, grouped_by_kind, peak, rate, set_rates
 
 Beta = Annotated[float, Rule("a number from 0 to below 1", lambda value: 0 <= value < 1)]  # of AdamW
 
@@ -28,7 +29,7 @@ class Recipe:
 
     steps: PositiveInt | None = None  # optimizer steps, or
     epochs: PositiveFloat | None = None  # passes over the data
-    lr: PositiveFloat = 5e-4
+    lr: PositiveFloat | Rates = 5e-4  # one, or one for each kind of parameter
     final_lr: NotNegative = 0.0
     warmup: Unit = 0.0  # the fraction of the run in which the rate rises to lr
     decay: Literal["cosine", "constant"] = "cosine"
@@ -73,28 +74,24 @@ class Recipe:
         >>> [f"{recipe.rate(step, 30):.1e}" for step in (0, 9, 10, 20, 30)]
         ['1.0e-04', '1.0e-03', '1.0e-03', '5.0e-04', '1.0e-06']
         """
-        rise = round(self.warmup * total)
-        if step < rise:
-            return self.lr * (step + 1) / rise
-        if self.decay == "constant":
-            return self.lr
-        done = min(1.0, (step - rise) / max(1, total - rise))
-        return self.final_lr + (self.lr - self.final_lr) * (0.5 + 0.5 * math.cos(math.pi * done))
+        return rate(self, step, total)
 
     @checked
-    def optimizer(self, named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-        """Build AdamW over named parameters, with decay on matrices and none on biases and norms."""
-        parameters = [parameter for _, parameter in named]
+    def optimizer(self, named: Iterable[tuple[str, nn.Parameter]], kinds: Mapping[str, Kind] | None = None) -> Optimizer:
+        """Build AdamW over named parameters, with decay on matrices and none on biases and norms.
+
+        With the `kinds` of the parameters by name, each kind has groups of its own, for rates of its own.
+        """
+        parameters = list(named)
         if not parameters:
             raise ConfigError("the optimizer needs parameters.", "There are none.", "give those that train.")
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": self.weight_decay},
-            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        return AdamW([group for group in groups if group["params"]], lr=self.lr, betas=self.betas, eps=self.eps)
+        of: Mapping[str, Kind] = {name: "new" for name, _ in parameters} if kinds is None else kinds
+        groups = grouped_by_kind(((parameter, of[name]) for name, parameter in parameters), self.weight_decay)
+        if kinds is None:
+            groups = [{key: value for key, value in group.items() if key != "kind"} for group in groups]
+        return AdamW(groups, lr=peak(self), betas=self.betas, eps=self.eps)
 
     @checked
-    def set_rate(self, optimizer: Optimizer, step: Count, total: PositiveInt) -> None:
-        """Give an optimizer the learning rate of a step; nothing to save, so nothing to resume."""
-        for group in optimizer.param_groups:
-            group["lr"] = self.lr * (self.rate(step, total) / self.lr)
+    def set_rate(self, optimizer: Optimizer, step: Count, total: PositiveInt, phases: tuple[Phase, ...] = ()) -> None:
+        """Give an optimizer the learning rate of a step, as the phases of a plan say; nothing to save, so nothing to resume."""
+        set_rates(optimizer, self, phases, step, total)
