@@ -27,6 +27,7 @@ __all__ = ["Phase", "Rates", "at", "rate"]
 
 Kind: TypeAlias = Literal["new", "copied", "backbone"]
 KINDS: tuple[Kind, ...] = ("new", "copied", "backbone")
+SCHEDULED = ("lr", "weight_decay")  # what a phase sets in an optimizer
 
 
 @checked

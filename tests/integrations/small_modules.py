@@ -19,12 +19,18 @@ from torch.utils.data import DataLoader, TensorDataset
 import segue
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
+from segue.phases import Phase
 from segue.schedules import Constant, Linear
 from tests.helpers.tiny import SITES, Net, batch
 
 EPOCHS, STEPS = 4, 12  # ten batches an epoch, four to a step
 RESUMED = (0, 2, 3)  # in the blend, after takeover, and at the end
 GUIDANCE = FeatureGuidance(schedule=Constant(alpha=1.0))
+PHASES = (
+    Phase(name="local fit", length=0.25, local=True, lr=2e-2, weight_decay=0.0, warmup=0.5),
+    Phase(name="handover", length=0.25, schedule=Linear()),
+    Phase(name="after", lr=1e-3, guidance=0.1, task=0.5),
+)
 
 
 class Module(lightning.LightningModule):
@@ -66,6 +72,7 @@ CASES = {
     "soft coins, dropout everywhere": plan(gate=GumbelSoftmax(), backbone="train"),
     "hard coins, teachers released": plan(gate=Bernoulli(), release=True, guidance=None),
     "everything trains, distilled": plan(train="all", distill=LogitDistillation()),
+    "phases": segue.methods.dcr_dfg(sites=SITES, distill=LogitDistillation(), phases=PHASES),
 }
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 import segue
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
+from segue.phases import Phase
 from segue.schedules import Constant, Linear
 
 STEPS, TAKEOVER = 12, 6
@@ -27,6 +28,11 @@ SIZES = {
     "max_position_embeddings": 8, "initializer_range": 0.2,
 }  # fmt: skip
 GUIDANCE = FeatureGuidance(schedule=Constant(alpha=1.0))
+PHASES = (
+    Phase(name="local fit", length=0.25, local=True, lr=2e-2, weight_decay=0.0, warmup=0.5),
+    Phase(name="handover", length=0.25, schedule=Linear()),
+    Phase(name="after", lr=1e-3, guidance=0.1, task=0.5),
+)
 
 
 class Rows(Dataset):  # type: ignore[type-arg]
@@ -86,12 +92,16 @@ def plan(**settings: Any) -> segue.Plan:
 
 def made(model: nn.Module, settings: segue.Plan, folder: Path | str, *, data: Any = None, **changes: Any):
     """Return a stock Trainer, with arguments changed, and the callback it was given."""
-    more = {name: changes.pop(name) for name in ("compute_loss_func", "optimizers", "callbacks") if name in changes}
+    more = {
+        name: changes.pop(name)
+        for name in ("compute_loss_func", "optimizers", "callbacks", "optimizer_cls_and_kwargs")
+        if name in changes
+    }
+    callback = changes.pop("callback", None) or HandoverCallback(settings)
     given = {
         "max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "use_cpu": True, "report_to": [],
         "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no", "seed": 3, **changes,
     }  # fmt: skip
-    callback = HandoverCallback(settings)
     more["callbacks"] = [callback, *more.get("callbacks", [])]
     arguments = transformers.TrainingArguments(str(folder), **given)
     rows = Rows() if data is None else data
@@ -102,6 +112,7 @@ CASES: dict[str, tuple[Any, segue.Plan, Any]] = {
     "soft coins, dropout everywhere": (lambda: bert(0.1), plan(gate=GumbelSoftmax(), backbone="train"), None),
     "hard coins, teachers released": (lambda: bert(0.1), plan(gate=Bernoulli(), release=True, guidance=None), None),
     "everything trains, distilled": (lambda: bert(0.1), plan(train="all", distill=LogitDistillation()), None),
+    "phases": (lambda: bert(0.1), segue.methods.dcr_dfg(sites=SITES, distill=LogitDistillation(), phases=PHASES), None),
     "language": (lambda: llama(0.1), plan(sites="model.layers.*.self_attn", gate=GumbelSoftmax()), Rows(language=True)),
     "LoRA": (with_lora, plan(sites="model.layers.*.self_attn", train="all", gate=GumbelSoftmax()), Rows(language=True)),
 }

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ import segue
 from segue.errors import CheckpointError, HandoverError, PlanError, SegueWarning
 from segue.gates import GumbelSoftmax
 from segue.integrations.transformers import HandoverCallback
-from segue.losses import LogitDistillation
+from segue.losses import FeatureGuidance, LogitDistillation
+from segue.phases import Phase, Rates
 from segue.schedules import Constant
 from tests.helpers.processes import FreshProcess, Ranks
 from tests.helpers.tiny import same_state
 from tests.integrations.small_trainers import (
     CASES,
+    SITES,
     STEPS,
     Plain,
     Rows,
@@ -94,6 +97,30 @@ def test_the_auxiliary_loss_weighs_as_in_a_loop_of_ones_own(kind, accumulate, tm
     assert list(ended) == list(expected)
     for name, x in ended.items():
         torch.testing.assert_close(x, expected[name], rtol=1e-4, atol=1e-6)
+
+
+class Rated(torch.optim.SGD):
+    """Notes the rates of its groups in every step."""
+
+    seen: ClassVar[list[dict[str, float]]] = []
+
+    def step(self, closure=None):
+        self.seen.append({group["kind"]: group["lr"] for group in self.param_groups})
+        return super().step(closure)
+
+
+def test_phases_set_the_rates_of_their_steps_by_kind(tmp_path):
+    """Where a phase has no rate, Trainer's own schedule goes on as if there were no phases."""
+    first = Phase(name="a", length=1 / 3, local=True, lr=Rates(new=0.5, backbone=0.25), decay="constant")
+    settings = segue.Plan(sites=SITES, train="all", guidance=FeatureGuidance(), phases=(first, Phase(name="b")))
+    callback = HandoverCallback(settings)
+    given = (callback.optimizer(Rated), {"lr": 0.1})
+    trainer, _ = made(bert(), settings, tmp_path, callback=callback, optimizer_cls_and_kwargs=given, max_steps=6)
+    Rated.seen.clear()
+    trainer.train()
+    assert Rated.seen[:2] == [{"new": 0.5, "backbone": 0.25}] * 2
+    assert [step["new"] for step in Rated.seen[2:]] == pytest.approx([0.1 * (6 - step) / 6 for step in range(2, 6)])
+    assert all(step["backbone"] == step["new"] for step in Rated.seen[2:])
 
 
 @pytest.mark.slow

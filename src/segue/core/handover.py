@@ -26,7 +26,7 @@ from segue.core.step_state import StepState, checked_total, closed_for_good, clo
 from segue.core.transaction import all_or_nothing
 from segue.core.verify import OptimizerWatch, Verification, require_same_when_shortened, verify
 from segue.errors import HandoverError
-from segue.phases import Kind, Phase, at, grouped_by_kind, schedules_of
+from segue.phases import SCHEDULED, Kind, Phase, at, grouped_by_kind, schedules_of, set_rates
 from segue.plan import Plan, encode
 from segue.schedules import refuse_unmatched
 from segue.similarity import Similarity
@@ -247,6 +247,28 @@ class Handover(Copied):
         A phase or recipe with `Rates` gives each kind its own learning rate.
         """
         return grouped_by_kind(((parameter, kind) for _, parameter, kind in self._trained()), weight_decay)
+
+    @checked
+    def schedule_rates(self, optimizer: Optimizer) -> None:
+        """Let every step of an optimizer have the learning rates and weight decay of its phase.
+
+        Between its steps, and where a phase says nothing, the optimizer has those of its own scheduler. `segue.fit` and the
+        callbacks do this themselves.
+        """
+        kept: list[dict[str, Any]] = []
+
+        def before(*_: Any) -> None:
+            kept[:] = [{name: group[name] for name in SCHEDULED if name in group} for group in optimizer.param_groups]
+            if self._ended is None and self._total_steps is not None:
+                set_rates(optimizer, None, self.plan.phases, self.steps_done, self._total_steps)
+
+        def after(*_: Any) -> None:
+            for group, own in zip(optimizer.param_groups, kept, strict=True):
+                group.update(own)
+
+        if self.plan.phases:
+            optimizer.register_step_pre_hook(before)
+            optimizer.register_step_post_hook(after)
 
     def parameter_kinds(self) -> dict[str, Kind]:
         """Return the kind of every parameter that trains, by its name in the finished model."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from segue.border import checked
 from segue.checkpoint import changes
@@ -14,6 +15,7 @@ from segue.checkpoint.state import settings_of
 from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import fingerprint
 from segue.errors import CheckpointError, HandoverError, SegueWarning
+from segue.phases import KINDS
 from segue.plan import Plan
 
 KEY = "segue"  # of our state in a framework's checkpoint
@@ -44,14 +46,39 @@ class Driver:
         return self._handover
 
     @property
-    def has_aux_loss(self) -> bool:
-        """Whether the plan adds guidance or distillation to the loss."""
-        return self.plan.guidance is not None or self.plan.distill is not None
+    def changes_loss(self) -> bool:
+        """Whether the plan adds guidance or distillation to the loss, or weighs the loss of the task."""
+        weighed = any(phase.task != 1.0 for phase in self.plan.phases)
+        return self.plan.guidance is not None or self.plan.distill is not None or weighed
 
     def start_(self, model: nn.Module) -> None:
         """Put the seams into a model."""
         self._handover = replace_(model, self.plan)
         self.running = True
+
+    def optimizer(self, kind: type[Optimizer]) -> type[Optimizer]:
+        """Return an optimizer class whose groups are split by kind of parameter, for phases with `Rates`.
+
+        For Hugging Face: `Trainer(..., optimizer_cls_and_kwargs=(callback.optimizer(torch.optim.AdamW), {"lr": 1e-4}))`.
+        """
+        driver = self
+
+        class ByKind(kind):  # type: ignore[misc, valid-type]
+            def __init__(self, params: Iterable[Any], **settings: Any) -> None:
+                super().__init__(driver._by_kind(params), **settings)
+
+        return ByKind
+
+    def _by_kind(self, params: Iterable[Any]) -> list[dict[str, Any]]:
+        kinds = self.handover.parameter_kinds()
+        kind_of = {id(parameter): kinds[name] for name, parameter in self.handover.named_parameters()}
+        groups = [group if isinstance(group, dict) else {"params": [group]} for group in params]
+        return [
+            {**group, "params": chosen, "kind": kind}
+            for group in groups
+            for kind in KINDS
+            if (chosen := [p for p in group["params"] if kind_of.get(id(p), "backbone") == kind])
+        ]
 
     def aux_loss(self, mask: Tensor | None) -> Tensor:
         """Return guidance and distillation for the last forward."""

@@ -66,7 +66,7 @@ class HandoverCallback(Driver, Callback):
         model.train()  # Lightning does not change modes, and a pretrained model is in eval mode
         warnings.filterwarnings("ignore", r"Found \d+ module\(s\) in eval mode")  # teachers and a frozen backbone
         self._undo.append(model.register_load_state_dict_pre_hook(_allow_released).remove)  # type: ignore[no-untyped-call]
-        if self.has_aux_loss:
+        if self.changes_loss:
             self._wrap_training_step(pl_module)
 
     def _wrap_training_step(self, pl_module: Any) -> None:
@@ -79,7 +79,9 @@ class HandoverCallback(Driver, Callback):
                 return result
             batch = args[0] if args else kwargs.get("batch")
             aux = self.aux_loss(padding_mask(batch))
-            return {**result, "loss": result["loss"] + aux} if isinstance(result, Mapping) else result + aux
+            if isinstance(result, Mapping):
+                return {**result, "loss": self.handover.weighted(result["loss"]) + aux}
+            return self.handover.weighted(result) + aux
 
         pl_module.training_step = training_step
         self._undo.append(lambda: delattr(pl_module, "training_step"))
@@ -104,6 +106,8 @@ class HandoverCallback(Driver, Callback):
                 stacklevel=2,
             )
         self._kept = self.set_step(step, int(total), self._loaded)
+        for optimizer in trainer.optimizers:
+            self.handover.schedule_rates(optimizer)
         if self._loaded is not None and self._loaded["mid_epoch"]:
             randomness.restore_this_rank(self._loaded["random"])  # again: creating the loader drew from them
 

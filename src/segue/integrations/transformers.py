@@ -61,11 +61,11 @@ class HandoverCallback(Driver, TrainerCallback):
             save_students_with_adapters(model, self)
         elif hasattr(model, "save_pretrained"):  # also after training: Trainer and Segue load the model's own names only
             model.save_pretrained = partial(model.save_pretrained, save_original_format=False)
-        if self.has_aux_loss:
+        if self.changes_loss:
             hook = self.handover.model.register_forward_hook(self._add_aux_loss, with_kwargs=True)
             self._undo.append(hook.remove)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
         """Read the length of the run, and continue where the checkpoint was written."""
         if self._handover is None or self._handover.model is not base_of(model):
             raise HandoverError(
@@ -78,6 +78,7 @@ class HandoverCallback(Driver, TrainerCallback):
         self._world = args.world_size if args.average_tokens_across_devices else 1
         saved = state.stateful_callbacks.get(KEY)
         state.stateful_callbacks[KEY] = self.set_step(state.global_step, state.max_steps, saved)
+        self.handover.schedule_rates(getattr(optimizer, "optimizer", optimizer))  # Accelerate wraps it
 
     def on_step_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         """Count the batches of this step: the last one of an epoch may have fewer."""
@@ -128,8 +129,8 @@ class HandoverCallback(Driver, TrainerCallback):
         if kwargs.get("num_items_in_batch") is not None:  # then Trainer does not divide by the number of batches
             aux = aux / (self._batches * self._world)
         if not named:
-            return (loss + aux, *output[1:])
-        output["loss"] = loss + aux
+            return (self.handover.weighted(loss) + aux, *output[1:])
+        output["loss"] = self.handover.weighted(loss) + aux
         return output
 
     def _watch(self, aux: Tensor) -> None:
