@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from segue.plan import Plan
 
-__all__ = ["Phase", "Rates", "at", "rate"]
+__all__ = ["Phase", "Rates"]
 
 Kind: TypeAlias = Literal["new", "copied", "backbone"]
 KINDS: tuple[Kind, ...] = ("new", "copied", "backbone")
@@ -46,7 +46,8 @@ class Rates:
     copied: PositiveFloat | None = None
     backbone: PositiveFloat | None = None
 
-    def of(self, kind: str) -> float:
+    @checked
+    def of(self, kind: Kind) -> float:
         """Return the rate of a kind of parameter."""
         found: float | None = getattr(self, kind)
         return self.new if found is None else found

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import segue
-from segue import gates, losses, methods, schedules, students
+from segue import gates, losses, methods, phases, schedules, students
 from segue.data import Digits
 from segue.lab import presets, variants
 from segue.lab.grid import Experiment
@@ -104,6 +104,9 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     },
     "segue.Handover.comparing": lambda _: {"self": handover()},
     "segue.Handover.similarity": lambda _: {"self": handover(), "args": (INPUTS,)},
+    "segue.Handover.parameter_groups": lambda _: {"self": handover()},
+    "segue.Handover.schedule_rates": lambda _: {"self": handover(), "optimizer": torch.optim.SGD(Net().parameters())},
+    "segue.Handover.weighted": lambda _: {"self": handover(), "task_loss": torch.ones(())},
     "segue.Handover.finalize_": lambda _: {"self": handover(), "force": True},
     "segue.Handover.verify": lambda _: {"self": handover(), "args": (INPUTS,)},
     "segue.fit": lambda folder: {
@@ -147,6 +150,9 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.losses.OnTeacherStream": of(then=losses.FeatureGuidance()),
     "segue.methods.method": of(label="A method"),
     **{f"segue.methods.{name}": of(sites=SITES) for name in methods.ALL},
+    "segue.phases.Phase": of(name="local fit", length=0.5, local=True, lr=1e-3),
+    "segue.phases.Rates": of(new=1e-3),
+    "segue.phases.Rates.of": of(self=phases.Rates(new=1e-3), kind="new"),
     "segue.schedules.Constant": of(alpha=0.5),
     "segue.schedules.Cosine": of(start=1.0),
     "segue.schedules.Linear": of(start=1.0),
@@ -266,7 +272,7 @@ NOT_CALLED_BY_USERS = {
     r"segue\.schedules\.(is_hold|\w+\.is_hold|alpha_at)|segue\.losses\.weight_at": CONTRACT,
     r"segue\.students\.(\w+\.mixer|AttentionCall|(AttentionInterface|ByName)(\..*)?|read_mask)": CONTRACT,
     r"segue\.Classification\.scores|segue\.lab\.small_vit\.VisionTransformer\.forward": CONTRACT,
-    r"segue\.integrations\.\w+\.\w+\.(on_\w+|setup|aux_loss|set_step|start_)": FRAMEWORK,
+    r"segue\.integrations\.\w+\.\w+\.(on_\w+|setup|aux_loss|set_step|start_|optimizer)": FRAMEWORK,
     r"segue\.lab\.tasks\.SentenceTask\.load": "needs files of a pretrained model; ImageTask.load is the same code",
     r"segue\.similarity\.(samples|move_features|feature_axis|as_real)": CONTRACT,
     r"segue\.errors\..*": "makes the errors themselves",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from segue.border import PositiveInt, checked
+from segue.border import NotNegative, PositiveInt, checked
 from segue.core import surgery, views
 from segue.core.auxiliary import AuxiliaryLosses, frozen_original
 from segue.core.backbone import Backbone
@@ -217,6 +217,7 @@ class Handover(Copied):
                 self._backbone.forget(gone[-1])
         surgery.free(gone, self.model)
 
+    @checked
     def weighted(self, task_loss: Tensor) -> Tensor:
         """Return the loss of the task times the weight that the phase gives it."""
         weight = 1.0 if self.phase is None else self.phase.task
@@ -241,7 +242,8 @@ class Handover(Copied):
         """Yield what trains, under the names that the finished model will have."""
         return ((name, parameter) for name, parameter, _ in self._trained())
 
-    def parameter_groups(self, *, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+    @checked
+    def parameter_groups(self, *, weight_decay: NotNegative = 0.0) -> list[dict[str, Any]]:
         """Return what trains as groups for an optimizer, by kind ("new", "copied", "backbone"); biases and norms do not decay.
 
         A phase or recipe with `Rates` gives each kind its own learning rate.

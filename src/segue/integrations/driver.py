@@ -56,6 +56,7 @@ class Driver:
         self._handover = replace_(model, self.plan)
         self.running = True
 
+    @checked
     def optimizer(self, kind: type[Optimizer]) -> type[Optimizer]:
         """Return an optimizer class whose groups are split by kind of parameter, for phases with `Rates`.
 
