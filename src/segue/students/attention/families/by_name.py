@@ -95,7 +95,7 @@ class ByName(AttentionInterface):
             rotations = ("complex",)
         elif "rotary" in roles:
             own = hasattr(sys.modules.get(type(module).__module__), "apply_rotary_pos_emb")
-            rotations = ("own", "own on a part", "own of half the angles") if own else ("by halves",)
+            rotations = ("own", "own on a part", "own of half the angles", "own of one sequence") if own else ("by halves",)
             # as in SmolLM3, and positions that DETR adds to queries and keys, and Llama 4
             rotations += ("not in this layer", "added", "complex by sequence")
         declared = getattr(module, "is_causal", None)
@@ -151,7 +151,7 @@ class ByName(AttentionInterface):
             dropout=dropout.p if isinstance(dropout, nn.Dropout) else 0.0,
             tokens=tokens,
             window=None if not window or (tokens is not None and window >= tokens) else window,
-            layer=find_whole(module, "layer_idx"),
+            layer=find_whole(module, "layer_idx", "layer_id"),
         )
 
     def _sizes(self, module: nn.Module) -> tuple[int, int]:
@@ -262,7 +262,8 @@ class ByName(AttentionInterface):
         if rotation == "by halves" or self.own_rotation is None:
             return rotate(q, *rotary), rotate(k, *rotary)
         size = rotary[0].shape[-1] if rotation == "own on a part" else q.shape[-1]
-        first = self.own_rotation(q[..., :size], k[..., :size], *rotary)
+        of_all = {"unsqueeze_dim": 0} if rotation == "own of one sequence" else {}  # one for all sequences (Pixtral)
+        first = self.own_rotation(q[..., :size], k[..., :size], *rotary, **of_all)
         if size == q.shape[-1]:
             return first[0], first[1]
         return torch.cat([first[0], q[..., size:]], dim=-1), torch.cat([first[1], k[..., size:]], dim=-1)

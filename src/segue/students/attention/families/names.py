@@ -47,11 +47,11 @@ HEAD_SIZE = ("head_dim", "attention_head_size", "head_size", "dim_head", "d_kv",
 SCALE = ("scaling", "scale", "scale_attn", "scale_factor", "norm_factor")
 
 ROLES = {
-    "x": ("hidden_states", "x", "hidden", "query_tensor", "from_tensor", "input", "q"),
+    "x": ("hidden_states", "x", "hidden", "query_tensor", "from_tensor", "input", "q", "word_hidden_states"),
     "mask": ("attention_mask", "attn_mask", "mask"),
     "rotary": ("position_embeddings", "sinusoidal_pos", "rotary_pos_emb", "rope", "freqs_cis", "rotary_emb"),
-    "cache": ("past_key_values", "past_key_value", "layer_past"),
-    "memory": ("key_value_states", "encoder_hidden_states", "context"),
+    "cache": ("past_key_values", "past_key_value", "layer_past", "cache"),
+    "memory": ("key_value_states", "encoder_hidden_states", "context", "kv"),
     "memory mask": ("encoder_attention_mask",),
     "memory positions": ("encoder_position_embeddings",),
     "keys": ("key_tensor", "to_tensor", "k"),
