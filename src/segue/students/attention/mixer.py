@@ -16,7 +16,7 @@ EPSILON = 1e-6  # the smallest sum of positive weights that is divided by
 
 
 class Mixer(nn.Module):
-    """Map queries, keys and values, each (batch, heads, tokens, head size), to one output of the queries' shape.
+    """Map queries, keys and values, each (batch, heads, tokens, head size), to an output for each query.
 
     To write one, subclass it and define `mix`:
 
@@ -26,7 +26,8 @@ class Mixer(nn.Module):
             def mix(self, q, k, v, token_mask, causal):
                 return ...  # (batch, heads, tokens, head size)
 
-    Keys and values may have fewer heads than queries: `repeat_heads(k, q.shape[1])` repeats them. `token_mask` (batch, tokens)
+    Keys and values may have fewer heads than queries: `repeat_heads(k, q.shape[1])` repeats them. Values, and so outputs, may
+    have another size than queries and keys. `token_mask` (batch, tokens)
     is False at padding, or None where there is none; keys and values arrive as zeros there, and they must not change the output
     elsewhere. With `causal`, a token sees itself and the tokens before it. Half precision arrives as float32 and is cast back.
 
@@ -171,7 +172,7 @@ class NoWeights:
 def mix_groups(mixer: Mixer, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, groups: tuple[Tensor, int]) -> Tensor:
     """Mix each group of tokens with itself, one after the other; exact for every mixer that leaves padding out."""
     number, count = groups
-    y = torch.zeros_like(q)
+    y = torch.zeros_like(repeat_heads(v, q.shape[1]))
     for group in range(count):
         inside = number == group
         mixed = mixer(q, k, v, inside if seen is None else inside & seen)

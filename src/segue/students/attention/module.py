@@ -33,11 +33,11 @@ from segue.students.attention.spec import AttentionCall, AttentionInterface, Att
 from segue.students.initialisation import CopyMatching, Initialisation, Original
 
 LINEAR = ("query", "key", "value", "output", "gate")
-NORMS = ("reduction", "input_norm", "query_norm", "key_norm", "output_norm", "residual_norm", "bias")
+NORMS = ("reduction", "input_norm", "query_norm", "key_norm", "output_norm", "residual_norm", "bias", "latent")
 FIRST = ("query", "key", "value", "query_norm", "key_norm", "mixer", "output")
 ORDER = (*FIRST, *(name for name in (*LINEAR, *NORMS) if name not in FIRST))
 OF_LOGITS = ("scale", "softcap", "rotary", "biased", "norm_over", "norm_after_rotation", "clip")
-SETTINGS = (*OF_LOGITS, "dropout", "tokens", "window", "chunked", "cross")
+SETTINGS = (*OF_LOGITS, "value_size", "dropout", "tokens", "window", "chunked", "cross")
 
 APART = -100.0  # what Swin adds to the logits of tokens in different groups: with cosines scaled by 100, some weight is left
 
@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: AttentionSpec, interface: AttentionInterface, mixer: Mixer) -> None:
         super().__init__()
-        self.heads, self.head_size, self.causal = spec.heads, spec.head_size, spec.causal
+        self.heads, self.key_heads, self.head_size, self.causal = spec.heads, spec.key_heads, spec.head_size, spec.causal
         self.layer_idx = spec.layer
         self.interface = interface
         self.operator = type(mixer).__name__.removesuffix("Mixer")  # for errors
@@ -145,6 +145,7 @@ class Attention(nn.Module):
     output_norm: nn.Module | None
     residual_norm: nn.Module | None
     bias: nn.Module | None
+    latent: nn.Module | None
     mixer: Mixer
 
     def originals(self, spec: AttentionSpec) -> Iterator[tuple[str, Original]]:
@@ -217,7 +218,7 @@ class Attention(nn.Module):
             y = self.output_norm(y)
         if self.gate is not None:
             shares = self.gate(x).sigmoid()
-            y = y * (shares if shares.shape == y.shape else shares.repeat_interleave(self.head_size, dim=-1))
+            y = y * (shares if shares.shape == y.shape else shares.repeat_interleave(y.shape[-1] // self.heads, dim=-1))
         if self.output is not None:
             y = self.output_dropout(self.output(y))
         return y
@@ -225,13 +226,16 @@ class Attention(nn.Module):
     def project(self, x: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, each (batch, heads, tokens, head size)."""
         kept = self._kept(call)
+        for_queries, for_keys, shared = (x, x, None) if self.latent is None else self.latent(x)
         if kept is None:
-            for_keys = x if call.keys is None else call.keys
-            v = _split(self.value(for_keys if call.values is None else call.values), self.head_size)
-            k = v if self.key is None else _split(self.key(for_keys), self.head_size)
+            for_keys = for_keys if call.keys is None else call.keys
+            v = _split(self.value(for_keys if call.values is None else call.values), self.key_heads)
+            k = v if self.key is None else _split(self.key(for_keys), self.key_heads)
+            if shared is not None and self.key is not None:
+                k = torch.cat([k, shared[:, None].expand(-1, self.key_heads, -1, -1)], dim=-1)
         else:
             k, v = kept
-        q = repeat_heads(v, self.heads) if self.query is None else _split(self.query(x), self.head_size)
+        q = repeat_heads(v, self.heads) if self.query is None else _split(self.query(for_queries), self.heads)
         if self.settings["norm_after_rotation"]:
             q, k = self._rotate(q, k, call)
         q, k = self._norm(q, self.query_norm), k if kept is not None else self._norm(k, self.key_norm)
@@ -391,10 +395,10 @@ def is_cross(module: nn.Module, site: Site) -> bool:
     )
 
 
-def _split(x: Tensor, head_size: int) -> Tensor:
+def _split(x: Tensor, heads: int) -> Tensor:
     """Split (batch, tokens, width) into (batch, heads, tokens, head size)."""
-    heads: Tensor = x.unflatten(-1, (-1, head_size))  # type: ignore[no-untyped-call]
-    return heads.transpose(1, 2)
+    parts: Tensor = x.unflatten(-1, (heads, -1))  # type: ignore[no-untyped-call]
+    return parts.transpose(1, 2)
 
 
 def _linear_like(original: Projection | None) -> nn.Linear | None:

@@ -60,10 +60,12 @@ class AttentionSpec:
     """What a student needs to know about an attention module; widths, key heads and biases follow from the projections."""
 
     heads: PositiveInt
-    head_size: PositiveInt
+    head_size: PositiveInt  # of queries and keys
     query: Projection
     key: Projection
     value: Projection
+    value_size: PositiveInt | None = None  # of a head's values, where it is not that of its keys
+    latent: nn.Module | None = None  # x -> what queries, and keys and values, are made of, and a part of all keys (DeepSeek)
     output: Projection | None = None  # None: the heads' outputs are the result, as in BERT's `attention.self`
     gate: Projection | None = (
         None  # of the input; its sigmoid multiplies the heads' outputs (Qwen3-Next), or whole heads (LFM 3)
@@ -95,12 +97,13 @@ class AttentionSpec:
 
     @property
     def width(self) -> int:
-        return self.query.weight.shape[1]
+        first = self.query.weight if self.latent is None else next(self.latent.parameters())
+        return first.shape[1]
 
     @property
     def key_heads(self) -> int:
         """The number of key and value heads: fewer than query heads in grouped-query attention."""
-        return self.key.weight.shape[0] // self.head_size
+        return self.value.weight.shape[0] // (self.value_size or self.head_size)
 
     @property
     def features(self) -> list[str]:

@@ -3,6 +3,7 @@
 from segue.students.attention.families.alibi import Alibi
 from segue.students.attention.families.by_name import ByName
 from segue.students.attention.families.diffusers import Diffusers
+from segue.students.attention.families.latent import Latent
 from segue.students.attention.families.luke import Luke
 from segue.students.attention.families.multihead import TorchMultiheadAttention
 from segue.students.attention.families.positions import MaskedInside, RotatedInside, Tempered
@@ -19,6 +20,7 @@ BUILT_IN: tuple[type[AttentionInterface], ...] = (
     T5,
     RoFormer,
     Luke,
+    Latent,
     Alibi,
     RotatedInside,
     Tempered,

@@ -132,6 +132,7 @@ class ByName(AttentionInterface):
             query=query,
             key=key,
             value=value,
+            value_size=find_whole(module, "v_head_dim"),
             output=None if output is None else projection(output),
             gate=self._gate(module, head_size),
             input_norm=find_norm(module, INNER_NORM) if self.reading["norm"] == "input" else None,

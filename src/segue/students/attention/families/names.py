@@ -70,9 +70,7 @@ BETWEEN_CHANNELS = "it is attention between channels, not between tokens, which 
 POOLED = "its keys and values come from fewer, pooled tokens"
 # Parts, or names of classes, that say what a module computes besides softmax attention of its own queries, keys and values.
 BEYOND = {
-    "kv_b_proj": "its keys and values come from a latent vector that they share (multi-head latent attention)",
     "wkv_b": "its keys and values come from a latent vector that they share (multi-head latent attention)",
-    "v_head_dim": "its values have another size than its keys",
     "lambda_q1": "it is the difference of two softmax attentions (differential attention)",
     "indexer": "a part of it, the indexer, chooses the keys that a query sees",
     "conv1d": "it is a recurrence with a convolution, not softmax attention",
@@ -106,8 +104,6 @@ def beyond(module: nn.Module) -> str | None:
     composed = next((name for name in FUSED if isinstance(module._modules.get(name), nn.Module)), None)
     if composed is not None and find_part(module, composed) is None:
         return f"its {composed!r} is {type(module._modules[composed]).__name__}, more than a linear layer"
-    if found["v_head_dim"] == getattr(module, "head_dim", None):
-        del found["v_head_dim"]
     held = (name for name, value in found.items() if value is not None and value is not False and name in BEYOND)
     return next((BEYOND[name] for name in held), None)
 

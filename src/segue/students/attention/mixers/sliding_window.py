@@ -98,7 +98,7 @@ class SlidingWindowMixer(Mixer):
         visible = torch.cat([window.mask, first.mask], dim=1)[:, None, None]
         k, v = torch.cat([window.k, first.k], dim=2), torch.cat([window.v, first.v], dim=2)
         weights = self._weights(group_heads(q * self.scale, key_heads) @ k.transpose(-1, -2), visible, grouped=True)
-        return (weights @ v).reshape(q.shape), self._next_state(window)
+        return (weights @ v).reshape(*q.shape[:3], -1), self._next_state(window)
 
     def _weights(self, scores: Tensor, visible: Tensor, bias: Tensor | None = None, grouped: bool = False) -> Tensor:
         """Softmax over the visible keys, with all that the teacher adds to its logits."""
