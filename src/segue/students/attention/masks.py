@@ -151,16 +151,20 @@ def causal_padding(
     else:
         pattern = pattern_of(mask, padding, window, chunked=chunked)
         if not pattern.within or pattern.causal is False:
-            raise unsupported_mask(operator)
+            raise unsupported_mask(operator, mask)
     return padding if tokens is None else padding & tokens
 
 
-def unsupported_mask(operator: str) -> StudentError:
+def unsupported_mask(operator: str, mask: Tensor) -> StudentError:
     """Make the error of a mask that an operator cannot apply."""
+    adds = mask.is_floating_point() and bool(((mask != 0) & visible(mask)).any())
+    what = "It adds to the logits" if adds else "It hides more than padding and the future"
+    why = "and its weights are not a softmax of logits" if adds else "(packed sequences, blocks, or pairs of tokens)"
+    without = f", or {operator}(ignore=('bias',)) to do without what it adds" if adds else ""
     return StudentError(
         f"{operator} cannot apply this mask.",
-        "It hides more than padding and the future (packed sequences, blocks, or pairs of tokens), or adds to the logits.",
-        "leave such masks out, or use SlidingWindow or Softmax at these sites, which apply any mask.",
+        f"{what}{',' if adds else ''} {why}.",
+        f"leave such masks out, or use SlidingWindow or Softmax at these sites, which apply any mask{without}.",
     )
 
 

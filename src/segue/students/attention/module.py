@@ -27,7 +27,7 @@ from segue.students.attention.masks import (
     without_bias,
     wrong_length,
 )
-from segue.students.attention.mixer import Mixer, NoWeights, Sinks, mix_groups, not_across, not_causal, repeat_heads
+from segue.students.attention.mixer import Mixer, NoWeights, Sinks, mix_groups, not_across, not_causal, places_in, repeat_heads
 from segue.students.attention.proof import prove_call
 from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection
 from segue.students.initialisation import CopyMatching, Initialisation, Original
@@ -38,8 +38,6 @@ FIRST = ("query", "key", "value", "query_norm", "key_norm", "mixer", "output")
 ORDER = (*FIRST, *(name for name in (*LINEAR, *NORMS) if name not in FIRST))
 OF_LOGITS = ("scale", "softcap", "rotary", "biased", "norm_over", "norm_after_rotation", "clip")
 SETTINGS = (*OF_LOGITS, "value_size", "dropout", "tokens", "window", "chunked", "cross")
-
-APART = -100.0  # what Swin adds to the logits of tokens in different groups: with cosines scaled by 100, some weight is left
 
 Ignorable = Literal["bias", "softcap", "sinks", "window"]
 
@@ -75,7 +73,8 @@ class Operator:
             mixer = self.mixer(spec).to(like.dtype)
         if spec.causal and not mixer.supports_causal:
             raise not_causal(type(self).__name__)
-        if (spec.cross or is_cross(teacher, site)) and not mixer.supports_cross:
+        fits = mixer.supports_cross or (spec.reduction is not None and mixer.supports_reduction)
+        if (spec.cross or spec.reduction is not None or is_cross(teacher, site)) and not fits:
             raise not_across(type(self).__name__, "Nothing was changed.")
         spec = replace(spec, window=window)  # also where it is ignored: masks have it, and are read by it
         student = attention_module(spec, interface, mixer)
@@ -194,7 +193,9 @@ class Attention(nn.Module):
             call = without_bias(call, self.operator)
         x = call.x if self.input_norm is None else self.input_norm(call.x)
         if self.reduction is not None:
-            call = replace(call, keys=self.reduction(x, call.size), cross=True)
+            assert call.size is not None
+            keys = self.reduction(x, call.size)
+            call = replace(call, keys=keys, cross=True, places=places_in(call.size, keys.shape[1], x.device))
         q, k, v = self.project(x, call)
         call, bias = self._with_bias(call, q.shape[2], k.shape[2])
         if call.cross:
@@ -284,7 +285,7 @@ class Attention(nn.Module):
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, causal: bool) -> Tensor:
         """Mix queries with keys, of which they are the last, or which are another sequence's."""
         tokens, keys = q.shape[2], k.shape[2]
-        if call.cross and not self.mixer.supports_cross:
+        if call.cross and not self.mixer.supports_cross and (call.places is None or not self.mixer.supports_reduction):
             raise not_across(self.operator)
         token_mask, causal, bias = self._resolve(call, tokens, k, causal)
         if causal and not self.mixer.supports_causal:
@@ -295,7 +296,7 @@ class Attention(nn.Module):
             bias = None if bias is None else F.pad(bias, (0, 0, earlier, 0))
         if call.groups is not None and "bias" not in self.mixer.honours:
             return mix_groups(self.mixer, q, k, v, token_mask, call.groups)
-        y: Tensor = self.mixer(q, k, v, token_mask, causal, bias, call.cross)
+        y: Tensor = self.mixer(q, k, v, token_mask, causal, bias, call.cross, call.places)
         return y[:, :, -tokens:]
 
     def _weights(self, q: Tensor, k: Tensor, call: AttentionCall) -> Any:
@@ -316,9 +317,9 @@ class Attention(nn.Module):
         if bias is not None and "bias" not in self.mixer.honours:
             raise unsupported_bias(self.operator)
         if call.groups is not None and "bias" in self.mixer.honours:
-            number, _ = call.groups
-            apart = APART * (number[:, None, :, None] != number[:, None, None, :]).to(k.dtype)
-            bias = apart if bias is None else bias + apart
+            number, _, apart = call.groups
+            hidden = apart * (number[:, None, :, None] != number[:, None, None, :]).to(k.dtype)
+            bias = hidden if bias is None else bias + hidden
         if mask is not None:
             padding = padding_in(mask, batch)
             plain, causal = self._reads(mask, padding, causal, call.cross)
@@ -338,7 +339,7 @@ class Attention(nn.Module):
         pattern = pattern_of(mask, padding, window, cross, chunked)
         plain = pattern.within and not (pattern.windowed and self.mixer.dense and "window" not in self.ignored)
         if not plain and "bias" not in self.mixer.honours:
-            raise unsupported_mask(self.operator)
+            raise unsupported_mask(self.operator, mask)
         return plain, causal if pattern.causal is None else pattern.causal
 
     def _mix_with_state(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:

@@ -116,6 +116,14 @@ class AttentionSpec:
         return self.head_size**-0.5 if self.scale is None else self.scale
 
 
+class Groups(NamedTuple):
+    """Tokens that see only those of their group."""
+
+    number: Tensor  # (batch, tokens), from 0
+    count: int  # how many groups there are at most
+    apart: float = -100.0  # what is added to the logits between groups: where cosines are scaled by 100, some weight is left
+
+
 @dataclass(frozen=True)
 class AttentionCall:
     """The arguments of one call of an attention module, in one form for all families."""
@@ -131,9 +139,8 @@ class AttentionCall:
     values: Tensor | None = None  # the same for values; None: as keys
     cross: bool = False  # keys and values belong to another sequence, which has no future
     size: tuple[int, int] | None = None  # of the image, for a reduction
-    groups: tuple[Tensor, int] | None = (
-        None  # (batch, tokens), a number from 0 for each: a token sees its group; how many at most
-    )
+    places: Tensor | None = None  # (tokens,), where keys are fewer tokens of the same image: the key at the place of each query
+    groups: Groups | None = None
     context: Tensor | None = None  # (batch, tokens, width) of the second stream
     context_first: bool = False  # its tokens are before the others, where both are mixed
     extra: Any = None  # what the interface's `result` needs besides

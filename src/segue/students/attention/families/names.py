@@ -63,6 +63,7 @@ ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
 # They change nothing in what attention returns: positions are in the rotation, and how to compute is up to the student.
 HARMLESS = frozenset(
     {"position_ids", "cache_position", "use_cache", "num_items_in_batch", "return_dict", "output_hidden_states"}
+    | {"resolution", "interpolate_pos_encoding"}  # of a table of positions, which is read as a part
 )
 ASKS_FOR_WEIGHTS = ("output_attentions", "need_weights", "return_weights")
 
