@@ -222,6 +222,8 @@ def not_causal(operator: str) -> StudentError:
 
 def not_across(operator: str, after: str = "") -> StudentError:
     """Make the error of an operator that mixes one sequence with itself."""
+    if torch.compiler.is_compiling():
+        after = "Where it is the same in another tensor, run a batch before compiling, or give the same tensor."
     return StudentError(
         f"{operator} cannot be cross-attention.",
         "It mixes the tokens of one sequence with each other, and here the keys are those of another one, or fewer.",

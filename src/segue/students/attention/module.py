@@ -333,6 +333,8 @@ class Attention(nn.Module):
         """Return whether padding and causality say all that a mask does, and whether it is causal."""
         window, chunked = self.settings["window"], self.settings["chunked"]
         if torch.compiler.is_compiling():  # compiled code cannot look into it
+            known = None if cross else self.interface.masks_the_future
+            causal = causal if known is None else known
             if not self.mixer.dense:
                 assert_within(mask, padding, causal, window, cross, chunked, self.operator)
             return not self.mixer.dense, causal
@@ -340,7 +342,10 @@ class Attention(nn.Module):
         plain = pattern.within and not (pattern.windowed and self.mixer.dense and "window" not in self.ignored)
         if not plain and "bias" not in self.mixer.honours:
             raise unsupported_mask(self.operator, mask)
-        return plain, causal if pattern.causal is None else pattern.causal
+        if pattern.causal is None:
+            return plain, causal
+        self.interface.masks_the_future = pattern.causal
+        return plain, pattern.causal
 
     def _mix_with_state(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """Continue from the state in the cache, at a cost that does not grow with the tokens so far."""

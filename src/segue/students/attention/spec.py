@@ -155,6 +155,9 @@ class AttentionInterface:
     """
 
     name = "an attention module"
+    # What the last call that was not compiled showed; compiled code expects the same, and lets the device check it.
+    repeats_queries = False  # keys come as another tensor with the numbers of the queries: attn(norm(x), norm(x), norm(x))
+    masks_the_future: bool | None = None  # a mask says so, where a call does not
     returns_bias = False  # its `result` needs the bias of the spec, also where an operator leaves it out
 
     def __init__(self, module: nn.Module) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.errors import StudentError
-from segue.students.attention.families.multihead import are_equal
+from segue.students.attention.families.multihead import is_self_attention
 from segue.students.attention.families.names import (
     ASKS_FOR_WEIGHTS,
     FUSED,
@@ -232,7 +232,7 @@ class ByName(AttentionInterface):
 
     def _call(self, roles: dict[str, Any], of_pairs: bool) -> AttentionCall:
         x, keys, values = roles["x"], roles.get("keys", roles.get("memory")), roles.get("values")
-        cross = keys is not None and not are_equal(keys, x)
+        cross = keys is not None and not is_self_attention(self, keys, x)
         keys = keys if cross else None
         added = self.reading["rotation"] == "added"
         if added:  # to queries and keys, not to values
