@@ -89,7 +89,7 @@ class ByName(AttentionInterface):
         roles = {ROLE_OF.get(name) for name in parameters}
         layouts = ("blocks", "per group") if (apart := find_apart(module)) is None else ("apart",)
         if apart is not None and projection(apart[0]).weight.shape[0] == 2 * _inputs(module):
-            layouts = ("query and gate",)  # as in Qwen3-Next
+            layouts = ("query and gate", "apart")  # as in Qwen3-Next, or where values are half as large as keys
         rotations: tuple[str, ...] = ("none",)
         if "freqs_cis" in parameters:
             rotations = ("complex",)
@@ -179,7 +179,7 @@ class ByName(AttentionInterface):
             q, k, v = (projection(part) for part in apart)
             if self.reading["layout"] == "query and gate":
                 q = _halves(q, size)[0]
-            return q, k, v
+            return q, k, v if (factor := find_number(module, "v_scale")) is None else _scaled(v, factor)
         found = find_part(module, *FUSED)
         assert found is not None
         fused = projection(found)
@@ -344,6 +344,10 @@ def _halves(fused: Projection, size: int) -> tuple[Projection, Projection]:
     """Split a projection whose heads are each a query and a gate, one after the other."""
     index = torch.arange(fused.weight.shape[0], device=fused.weight.device).view(-1, 2, size)
     return rows_of(fused, index[:, 0].reshape(-1)), rows_of(fused, index[:, 1].reshape(-1))
+
+
+def _scaled(part: Projection, factor: float) -> Projection:
+    return Projection(part.weight * factor, None if part.bias is None else part.bias * factor)
 
 
 def rows_of(fused: Projection, rows: Tensor) -> Projection:
