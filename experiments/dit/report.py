@@ -1,7 +1,7 @@
 """Write the results of this experiment as tables, in a clone, from its root.
 
-    python -m experiments.dit.report runs/dit    from finished runs, and keep them as results.csv beside this file
-    python -m experiments.dit.report             from results.csv
+python -m experiments.dit.report runs/dit    from finished runs, and keep them as results.csv beside this file
+python -m experiments.dit.report             from results.csv
 """
 
 from __future__ import annotations

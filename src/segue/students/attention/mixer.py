@@ -55,7 +55,7 @@ class Mixer(nn.Module):
         return self.mix(q, k, v, token_mask, False, **bias)
 
     def mix_reduced(
-        self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, places: Tensor, **bias: Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, places: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         """Mix queries with fewer keys and values of the same image; `places` says at which of the keys each query is."""
         raise NotImplementedError
@@ -185,9 +185,9 @@ class NoWeights:
 
 def mix_groups(mixer: Mixer, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, groups: Groups) -> Tensor:
     """Mix each group of tokens with itself, one after the other; exact for every mixer that leaves padding out."""
-    number, count, _ = groups
+    number, most, _ = groups
     y = torch.zeros_like(repeat_heads(v, q.shape[1]))
-    for group in range(count):
+    for group in range(most):
         inside = number == group
         mixed = mixer(q, k, v, inside if seen is None else inside & seen)
         y = torch.where(inside[:, None, :, None], mixed, y)

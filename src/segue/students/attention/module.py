@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 from segue.errors import SegueWarning, StudentError
 from segue.sites import Site
+from segue.students.attention.families.names import is_cross
 from segue.students.attention.interfaces import copy_attributes_, interface_of
 from segue.students.attention.masks import (
     additive,
@@ -74,7 +74,7 @@ class Operator:
         if spec.causal and not mixer.supports_causal:
             raise not_causal(type(self).__name__)
         fits = mixer.supports_cross or (spec.reduction is not None and mixer.supports_reduction)
-        if (spec.cross or spec.reduction is not None or is_cross(teacher, site)) and not fits:
+        if (spec.cross or spec.reduction is not None or is_cross(teacher, *site.name.split(".")[-2:])) and not fits:
             raise not_across(type(self).__name__, "Nothing was changed.")
         spec = replace(spec, window=window)  # also where it is ignored: masks have it, and are read by it
         student = attention_module(spec, interface, mixer)
@@ -391,14 +391,6 @@ class Attention(nn.Module):
         k, v = k[:, :, :filled], v[:, :, :filled]
         cut = {name: x[..., :filled] for name in ("token_mask", "mask", "bias") if (x := getattr(call, name)) is not None}
         return self._mix(q, k, v, replace(call, **cut), self.causal if call.causal is None else call.causal)
-
-
-def is_cross(module: nn.Module, site: Site) -> bool:
-    """Return whether names say that a module is cross-attention."""
-    names = (type(module).__name__, *site.name.split(".")[-2:])
-    return any(re.search("cross_?att|encoder_?attn|encdecatt", name, re.IGNORECASE) for name in names) or (
-        getattr(module, "is_cross_attention", None) is True
-    )
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

@@ -67,9 +67,7 @@ class AttentionSpec:
     value_size: PositiveInt | None = None  # of a head's values, where it is not that of its keys
     latent: nn.Module | None = None  # x -> what queries, and keys and values, are made of, and a part of all keys (DeepSeek)
     output: Projection | None = None  # None: the heads' outputs are the result, as in BERT's `attention.self`
-    gate: Projection | None = (
-        None  # of the input; its sigmoid multiplies the heads' outputs (Qwen3-Next), or whole heads (LFM 3)
-    )
+    gate: Projection | None = None  # of the input; its sigmoid multiplies the heads' outputs (Qwen3-Next, LFM 3)
     reduction: nn.Module | None = None  # (x, size of the image) -> fewer tokens, of which keys and values are made, as in PVT
     input_norm: nn.Module | None = None  # inside the module, before the projections
     query_norm: nn.Module | None = None
@@ -120,7 +118,7 @@ class Groups(NamedTuple):
     """Tokens that see only those of their group."""
 
     number: Tensor  # (batch, tokens), from 0
-    count: int  # how many groups there are at most
+    most: int  # how many groups there are at most
     apart: float = -100.0  # what is added to the logits between groups: where cosines are scaled by 100, some weight is left
 
 

@@ -37,6 +37,7 @@ from segue.students.attention.families.names import (
     find_number,
     find_part,
     find_whole,
+    is_cross,
     longest_sequence,
     parameters_of,
 )
@@ -298,7 +299,7 @@ class ByName(AttentionInterface):
                 given[name] = torch.arange(x.shape[1], device=x.device)[None].expand(x.shape[0], -1)
             elif role == "mask":
                 of_mask = name
-            elif role in ("memory", "memory positions") and _crosses(module):
+            elif role in ("memory", "memory positions") and is_cross(module):
                 given[name] = x.flip(1 if role == "memory" else 2)
             elif needed and role is None:
                 raise MisreadError(f"Its forward needs the argument {name!r}, whose meaning is unknown.")
@@ -357,7 +358,3 @@ def rows_of(fused: Projection, rows: Tensor) -> Projection:
 
 def _refused(got: str, hint: str) -> StudentError:
     return StudentError(f"an attention student got {got}.", "Its interface does not read it, and would leave it out.", hint)
-
-
-def _crosses(module: nn.Module) -> bool:
-    return "cross" in type(module).__name__.lower() or getattr(module, "is_cross_attention", None) is True

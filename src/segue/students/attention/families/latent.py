@@ -68,7 +68,7 @@ class Latent(ByName):
         return projection(query), rows_of(fused, keys.flatten()), rows_of(fused, values.flatten())
 
     def rotate(self, q: Tensor, k: Tensor, rotary: Any) -> tuple[Tensor, Tensor]:
-        (q, q_last), (k, k_last) = (x.split([x.shape[-1] - self.rotated, self.rotated], dim=-1) for x in (q, k))
+        (q, q_last), (k, k_last) = (x.tensor_split([-self.rotated], dim=-1) for x in (q, k))
         if self.reading["rotation"] == "own interleaved" and self.own_interleaved is not None:
             q_last, k_last = self.own_interleaved(q_last, k_last, *rotary)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 from torch import nn
@@ -107,6 +108,14 @@ def beyond(module: nn.Module) -> str | None:
         return f"its {composed!r} is {type(module._modules[composed]).__name__}, more than a linear layer"
     held = (name for name, value in found.items() if value is not None and value is not False and name in BEYOND)
     return next((BEYOND[name] for name in held), None)
+
+
+def is_cross(module: nn.Module, *names: str) -> bool:
+    """Return whether its class, a flag, or names of its place say that a module is cross-attention."""
+    said = re.compile("cross_?att|encoder_?attn|encdecatt", re.IGNORECASE)
+    return any(said.search(name) for name in (type(module).__name__, *names)) or (
+        getattr(module, "is_cross_attention", None) is True
+    )
 
 
 def parameters_of(module: nn.Module) -> dict[str, inspect.Parameter]:
