@@ -1,6 +1,6 @@
 """Write the results of this experiment as tables, in a clone, from its root.
 
-python -m experiments.dit.report runs/dit    from finished runs, and keep them as results.csv beside this file
+python -m experiments.dit.report runs/dit    from finished runs; when all are, kept as results.csv beside this file
 python -m experiments.dit.report             from results.csv
 """
 
@@ -10,7 +10,7 @@ import argparse
 import csv
 from pathlib import Path
 
-from experiments.dit.runs import METHODS, STUDENTS
+from experiments.dit.runs import METHODS, STUDENTS, runs
 from segue.reporting import records
 from segue.reporting.statistics import Difference, Estimate, estimate, holm, paired_difference
 
@@ -101,9 +101,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="Folder of finished runs; without it, results.csv is read.")
     folder = parser.parse_args().folder
-    if folder is not None:
-        keep(*read(folder))
-    print(markdown(*kept()))
+    errors, teacher = kept() if folder is None else read(folder)
+    if folder is not None and len(errors) == len(runs()):  # a trial with fewer runs is only shown
+        keep(errors, teacher)
+    print(markdown(errors, teacher))
 
 
 if __name__ == "__main__":
