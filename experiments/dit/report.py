@@ -1,4 +1,8 @@
-"""Write the results of this experiment as tables: python -m experiments.dit.report runs/dit (in a clone, from its root)."""
+"""Write the results of this experiment as tables, in a clone, from its root.
+
+python -m experiments.dit.report runs/dit    from finished runs; when all are, kept as results.csv beside this file
+python -m experiments.dit.report             from results.csv
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,13 @@ import argparse
 import csv
 from pathlib import Path
 
-from experiments.dit.runs import METHODS, STUDENTS
+from experiments.dit.runs import METHODS, STUDENTS, runs
 from segue.reporting import records
 from segue.reporting.statistics import Difference, Estimate, estimate, holm, paired_difference
 
 Errors = dict[tuple[str, str, int], float]  # (student, method, seed) -> the mean squared error of the predicted noise
 BEST = METHODS[-1].name
+KEPT = Path(__file__).with_name("results.csv")
 UNIT = 1e3  # tables show thousandths
 
 
@@ -22,6 +27,23 @@ def read(folder: Path) -> tuple[Errors, float]:
         (one.run_info.group, one.run_info.method, one.run_info.seed): one.train_info.final["epsilon_mse"] for one in found
     }
     return errors, found[0].train_info.teacher["epsilon_mse"]
+
+
+def keep(errors: Errors, teacher: float) -> None:
+    """Write the errors as results.csv."""
+    with KEPT.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["student", "method", "seed", "epsilon_mse"])
+        writer.writerow(["teacher", "", "", f"{teacher:.6f}"])
+        writer.writerows([*key, f"{error:.6f}"] for key, error in sorted(errors.items()))
+
+
+def kept() -> tuple[Errors, float]:
+    """Return what results.csv says, in the form of `read`."""
+    with KEPT.open(newline="") as file:
+        first, *rows = csv.DictReader(file)
+    errors = {(row["student"], row["method"], int(row["seed"])): float(row["epsilon_mse"]) for row in rows}
+    return errors, float(first["epsilon_mse"])
 
 
 def by_seed(errors: Errors, student: str, method: str) -> dict[int, float]:
@@ -76,15 +98,12 @@ def _difference(found: Difference | None, adjusted: float | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="Folder of finished runs; without it, results.csv is read.")
     folder = parser.parse_args().folder
-    errors, teacher = read(folder)
-    with (Path(__file__).parent / "results.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["student", "method", "seed", "epsilon_mse"])
-        writer.writerow(["teacher", "", "", f"{teacher:.6f}"])
-        writer.writerows([*key, f"{error:.6f}"] for key, error in sorted(errors.items()))
+    errors, teacher = kept() if folder is None else read(folder)
+    if folder is not None and len(errors) == len(runs()):  # a trial with fewer runs is only shown
+        keep(errors, teacher)
     print(markdown(errors, teacher))
 
 

@@ -308,7 +308,7 @@ def test_a_withheld_weight_has_parts_but_no_protocols():
     assert not hasattr(weight, "__array__")
     with pytest.raises(HandoverError, match=r"uses the weights 'blocks\.0\.attn\.weight\.data' inside it"):
         torch.add(torch.ones(1), weight.data)
-    with pytest.raises(HandoverError, match=r"uses the weights 'blocks\.0\.attn\.weight' inside it"):
+    with pytest.raises(HandoverError, match=r"calls div_\(\) of the weights 'blocks\.0\.attn\.weight' inside it"):
         weight.div_(2)  # as RWKV rescales its layers
 
 

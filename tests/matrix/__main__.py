@@ -2,6 +2,7 @@
 
     make matrix                                          all of it, two entries at a time; resumes; writes docs/models.md
     .venv/bin/python -m tests.matrix --only llama timm   the entries whose names contain one of these; writes no page
+    .venv/bin/python -m tests.matrix --only swin --keep  the same, and puts them into the kept record and the page
     .venv/bin/python -m tests.matrix --show              the table of a run that goes on, or was stopped
     .venv/bin/python -m tests.matrix --fresh             from the beginning, although nothing has changed
 
@@ -41,8 +42,11 @@ def main() -> int:
     parser.add_argument("--students", nargs="+", default=[], help="Names of students; the page is then not written.")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "matrix", help="Folder of the record.")
     parser.add_argument("--show", action="store_true", help="Show the table of the record as it is.")
+    parser.add_argument("--keep", action="store_true", help="Put the entries of --only into the kept record and the page.")
     parser.add_argument("--fresh", action="store_true", help="Start again.")
     options = parser.parse_args()
+    if options.keep and (options.students or options.show):
+        parser.error("--keep needs every student of its entries, and a run: leave --students and --show out")
 
     chosen = [entry for entry in all_entries().values() if not options.only or any(word in entry.name for word in options.only)]
     names = [student.name for student in STUDENTS if not options.students or student.name in options.students]
@@ -60,11 +64,14 @@ def main() -> int:
     bad = [cell for cell in cells if cell["outcome"] in BAD]
     for cell in bad:
         print(f"{cell['outcome']}: {cell['entry']}: {cell['student']}: {cell['stage']}: {cell['detail']}")
-    if not partial and not options.show:
+    if options.keep or not (partial or options.show):
         softmax = {entry.name: entry.has_softmax for entry in chosen}
-        record.keep(record.KEPT, head, cells, softmax)
+        if partial:
+            record.renew(record.KEPT, head, cells, softmax)
+        else:
+            record.keep(record.KEPT, head, cells, softmax)
         page.write(ROOT / "docs" / "models.md", *record.kept())
-        page.repeat(share, (ROOT / "README.md", ROOT / "docs" / "operators.md"))
+        page.repeat(page.kept_share(record.kept()[1]), (ROOT / "README.md", ROOT / "docs" / "operators.md"))
     return int(bool(bad))
 
 

@@ -21,7 +21,7 @@ Which student goes into which model? `make matrix` builds {entries} models with 
 on each and writes this page: {cells} cells, of which {bad} crashed after Segue had accepted them or were silently
 wrong. `LinearAttention` and `SlidingWindow` both go into {share}.
 
-It ran with {versions}. A new release of one of these is checked by running it again.
+It ran with {versions}.{again} A new release of one of these is checked by running it again.
 
 ## What a cell proves
 
@@ -81,6 +81,11 @@ def share_text(softmax: set[str], cells: list[Cell]) -> str:
     return f"{ignoring} of {total} models with softmax attention ({percent[0]}; {percent[1]} without ignoring anything)"
 
 
+def kept_share(entries: list[dict[str, Any]]) -> str:
+    """Say the share of the kept form."""
+    return share_text({entry["entry"] for entry in entries if entry["softmax"]}, flattened(entries))
+
+
 def repeat(said: str, paths: Iterable[Path]) -> None:
     """Write the share into the pages that repeat it."""
     for path in paths:
@@ -106,11 +111,14 @@ def text(head: dict[str, Any], entries: list[dict[str, Any]]) -> str:
     """Return the page: what it proves, the counts, and every source's table with its refusals."""
     cells = flattened(entries)
     bad = sum(cell["outcome"] in (CRASHED, WRONG) for cell in cells)
-    softmax = {entry["entry"] for entry in entries if entry["softmax"]}
     versions = ", ".join(f"{name} {number}" for name, number in head["versions"].items())
     tried = sum(cell["outcome"] != ABSENT for cell in cells)
+    renewed = sum("code" in entry for entry in entries)
+    again = f" {renewed} models were run again after later changes." if renewed else ""
     parts = [
-        HEAD.format(entries=len(entries), cells=tried, bad=bad or "none", share=share_text(softmax, cells), versions=versions),
+        HEAD.format(
+            again=again, entries=len(entries), cells=tried, bad=bad or "none", share=kept_share(entries), versions=versions
+        ),
         "## Counts\n\n" + counts(cells) + "\n",
     ]
     sources = dict.fromkeys(entry["entry"].split()[0] for entry in entries)

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,21 @@ def reason(cell: Cell) -> str:
 
 def keep(path: Path, head: dict[str, Any], cells: list[Cell], softmax: dict[str, bool]) -> None:
     """Write a run in the form that is committed: what it depends on, then one line for every entry in order."""
-    lines = [json.dumps(head)]
+    lines = [head, *_entries(cells, softmax)]
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+
+
+def renew(path: Path, head: dict[str, Any], cells: list[Cell], softmax: dict[str, bool]) -> None:
+    """Write some entries of another run into the committed form, each with the digest of the code that it ran with."""
+    first, entries = kept(path)
+    if first["versions"] != head["versions"]:
+        raise SystemExit(f"the kept record is of {first['versions']}, this run of {head['versions']}: run all of it.")
+    again = {entry["entry"]: {**entry, "code": head["code"]} for entry in _entries(cells, softmax)}
+    lines = [first, *(again.get(entry["entry"], entry) for entry in entries)]
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+
+
+def _entries(cells: list[Cell], softmax: dict[str, bool]) -> Iterator[dict[str, Any]]:
     for entry, has_softmax in softmax.items():
         found = {cell["student"]: cell for cell in cells if cell["entry"] == entry}
         said: dict[str, list[str]] = {}
@@ -92,8 +107,7 @@ def keep(path: Path, head: dict[str, Any], cells: list[Cell], softmax: dict[str,
             elif cell.get("detail"):
                 said.setdefault(cell["detail"], []).append(name)
         outcomes = {student.name: found[student.name]["outcome"] for student in STUDENTS}
-        lines.append(json.dumps({"entry": entry, "softmax": has_softmax, "cells": outcomes, "said": said}, ensure_ascii=False))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        yield {"entry": entry, "softmax": has_softmax, "cells": outcomes, "said": said}
 
 
 def kept(path: Path = KEPT) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.helpers.processes import ROOT
 from tests.matrix import page, record
-from tests.matrix.cells import BAD, OUTCOMES, STUDENTS
+from tests.matrix.cells import BAD, OUTCOMES, REFUSED, STUDENTS, WORKS
 from tests.matrix.entries import all_entries
 
 
@@ -24,6 +26,27 @@ def test_the_page_is_that_of_the_record():
 
 def test_readme_and_operators_say_the_measured_share():
     _, entries = record.kept()
-    said = page.share_text({entry["entry"] for entry in entries if entry["softmax"]}, page.flattened(entries))
+    said = page.kept_share(entries)
     for file in ("README.md", "docs/operators.md"):
         assert said in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_entries_that_are_run_again_replace_those_of_the_record(tmp_path):
+    file = tmp_path / "record.jsonl"
+    head, cells = {"code": "old", "versions": {}}, [("a", WORKS), ("b", REFUSED)]
+
+    def found(code: str, *outcomes: tuple[str, str]):
+        every = [
+            {"entry": entry, "student": student.name, "outcome": outcome, "detail": ""}
+            for entry, outcome in outcomes
+            for student in STUDENTS
+        ]
+        return {**head, "code": code}, every, {entry: True for entry, _ in outcomes}
+
+    record.keep(file, *found("old", *cells))
+    record.renew(file, *found("new", ("b", WORKS)))
+    first, (a, b) = record.kept(file)
+    assert (first, a.get("code"), b["code"]) == (head, None, "new")
+    assert {*a["cells"].values(), *b["cells"].values()} == {WORKS}
+    with pytest.raises(SystemExit, match="run all of it"):
+        record.renew(file, {**head, "versions": {"torch": "another"}}, [], {})

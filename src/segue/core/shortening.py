@@ -182,7 +182,7 @@ class Search:
     def __init__(self, recipe: Recipe, original: nn.Module, lists: list[Shortened]) -> None:
         self.recipe, self.original, self.lists = recipe, original, lists
         self.data, self.twin = recipe.data, original
-        self.places: list[tuple[Shortened, Path]] = []  # where the layers of each list are counted
+        self.places: list[tuple[Shortened, SettingPath]] = []  # where the layers of each list are counted
         names = [one.name for one in lists]
         self.around = _outside(recipe.model, names), _outside(original, names)
         self.built = {name: _entries_in(original, name) for name in names}
@@ -309,10 +309,10 @@ def _lengths_in(twin: nn.Module, one: Shortened) -> dict[str, int]:
     return {**inside, one.name: len(one.kept)}
 
 
-Path = tuple[str | int, ...]
+SettingPath = tuple[str | int, ...]
 
 
-def _paths(data: Any, value: int, path: Path = ()) -> Iterator[Path]:
+def _paths(data: Any, value: int, path: SettingPath = ()) -> Iterator[SettingPath]:
     """Find the whole numbers in a configuration that equal a value."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list | tuple) else ()
     for key, found in items:
@@ -321,13 +321,13 @@ def _paths(data: Any, value: int, path: Path = ()) -> Iterator[Path]:
         yield from _paths(found, value, (*path, key))
 
 
-def _unlikeliness(path: Path, layers: str) -> tuple[bool, bool]:
+def _unlikeliness(path: SettingPath, layers: str) -> tuple[bool, bool]:
     """Order the settings that are tried: first those whose names are those of the list and of what is around it."""
     name = "_".join(map(str, path))
     return re.search("layer|depth|block", name) is None, not set(layers.split(".")) & set(name.split("_"))
 
 
-def _dict_at(data: dict[str, Any], path: Path) -> dict[str, Any]:
+def _dict_at(data: dict[str, Any], path: SettingPath) -> dict[str, Any]:
     """Return the innermost dictionary on a path."""
     found: Any = data
     for key in path[:-1]:
@@ -337,7 +337,7 @@ def _dict_at(data: dict[str, Any], path: Path) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _changed(data: dict[str, Any], path: Path, one: Shortened, with_lists: bool) -> dict[str, Any]:
+def _changed(data: dict[str, Any], path: SettingPath, one: Shortened, with_lists: bool) -> dict[str, Any]:
     """Change a count, and the lists beside it that have an entry for each layer."""
     data = copy.deepcopy(data)
     beside = _dict_at(data, path)
@@ -359,7 +359,7 @@ def _changed(data: dict[str, Any], path: Path, one: Shortened, with_lists: bool)
     return data
 
 
-def _alternatives(key: str, path: Path, data: dict[str, Any], original: dict[str, Any], one: Shortened) -> Iterator[Any]:
+def _alternatives(key: str, path: SettingPath, data: dict[str, Any], original: dict[str, Any], one: Shortened) -> Iterator[Any]:
     """Suggest other values for a setting: positions of layers, the number of the first layers, a list as it was."""
     if key in path:
         return

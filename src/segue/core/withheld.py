@@ -46,7 +46,8 @@ class Withheld:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(self._behind, nn.Module):  # a method of the weight, as in weight.div_(2)
-            raise _used_outside(self.name.rpartition(".")[0])
+            weight, _, method = self.name.rpartition(".")
+            raise _used_outside(weight, f"calls {method}() of")
         if self._call is None:
             raise _used_outside(self.name)
         return self._call(self._part, args, kwargs)
@@ -57,9 +58,9 @@ class Withheld:
         raise _used_outside(name)
 
 
-def _used_outside(name: str) -> HandoverError:
+def _used_outside(name: str, does: str = "uses") -> HandoverError:
     return HandoverError(
-        f"code outside a site uses the weights {name!r} inside it.",
+        f"code outside a site {does} the weights {name!r} inside it.",
         "Teacher and student share that place, so using the weights of one side would bypass the handover.",
-        "choose a site that contains the code which uses them.",
+        "choose a site that contains that code, or switch it off, as config.rescale_every = 0 does in RWKV.",
     )

@@ -61,6 +61,12 @@ def boxes() -> dict[str, Any]:
     return {**sentences(), "bbox": torch.cat([box, box + 100], dim=-1)}
 
 
+def entities() -> dict[str, Any]:
+    seen = torch.tensor([[1, 1], [1, 0], [1, 1]])
+    places = torch.tensor([[[0, 1], [2, 3]]]).expand(3, -1, -1)
+    return {**sentences(), "entity_ids": seen * 2, "entity_attention_mask": seen, "entity_position_ids": places}
+
+
 def speech() -> dict[str, Any]:
     return {"input_features": _random(2, 8, 24), "decoder_input_ids": models.token_ids()[:2, :5].clamp_min(3)}
 
@@ -157,6 +163,8 @@ SOUND = {
 }
 AST = {**SIZES, **CALM, "patch_size": 4, "frequency_stride": 4, "time_stride": 4, "max_length": 32, "num_mel_bins": 16}
 SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, **CALM}
+LUKE = {**TEXT, "entity_vocab_size": 4, "entity_emb_size": 16, "use_entity_aware_attention": False}
+XLM = {**WORDS, **STILL, "emb_dim": WIDTH, "n_layers": 2, "n_heads": 4, "n_langs": 1}
 PYRAMID = {
     "depths": [1, 1],
     "hidden_sizes": [16, 32],
@@ -228,6 +236,8 @@ READ = [
         model=transformers.BlipTextModel,
         fused=False,
     ),
+    Encoder(kind="luke", call=entities, settings=LUKE, fused=False),
+    Encoder(kind="xlm", sites="attentions.*", settings=XLM, fused=False),
     Encoder(kind="clip_text_model", sites="**.self_attn", settings={**WORDS, **SIZES}),
     Encoder(kind="siglip_text_model", sites="**.self_attn", settings={**WORDS, **SIZES}, model=transformers.SiglipTextModel),
     Encoder(kind="vit", sites="**.attention", call=images, settings=IMAGE),
@@ -239,6 +249,22 @@ READ = [
         sites="**.attention",
         call=images,
         settings={**IMAGE, "num_attention_heads": 2, "num_register_tokens": 2},
+    ),
+    Encoder(kind="pixtral", sites="**.attention", call=images, settings={**IMAGE, "patch_size": 2}),
+    Encoder(kind="swin", sites="**.attention", call=images, settings=SWIN),
+    Encoder(kind="swinv2", sites="**.attention.self", call=images, settings=SWIN, fused=False),
+    Encoder(
+        kind="pvt",
+        sites="**.attention.self",
+        call=images,
+        settings={**PYRAMID, "sequence_reduction_ratios": [2, 1], "patch_sizes": [4, 2], "strides": [4, 2], "image_size": 16},
+        fused=False,
+    ),
+    Encoder(
+        kind="segformer",
+        sites="**.attention",
+        call=images,
+        settings={**PYRAMID, "sr_ratios": [2, 1], "patch_sizes": [3, 3], "strides": [2, 2]},
     ),
     Encoder(kind="ijepa", sites="**.attention", call=images, settings=IMAGE),
     Encoder(kind="vit_mae", sites="**.attention", call=noisy_images, settings={**IMAGE, "mask_ratio": 0.25}),
@@ -275,6 +301,7 @@ READ = [
         for kind in ("bart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot")
     ],
     Encoder(kind="t5", sites="**.SelfAttention", cross="**.EncDecAttention", call=pairs, settings=T5),
+    Encoder(kind="umt5", sites="**.SelfAttention", cross="**.EncDecAttention", call=pairs, settings=T5),
     Encoder(kind="whisper", sites="**.self_attn", cross="**.encoder_attn", call=speech, settings=WHISPER),
     Encoder(kind="led", sites="decoder.**.self_attn", cross="**.encoder_attn", call=pairs, settings=LED, fused=False),
     Encoder(kind="detr", sites="**.self_attn", cross="**.encoder_attn", call=large_images, settings=DETR, fused=False),
@@ -294,5 +321,4 @@ REFUSED = [
     (Encoder(kind="deberta-v2", settings=DEBERTA), "3,168 of its 5,280 parameters are read."),
     (Encoder(kind="big_bird", settings=SPARSE, note="sparse"), "Called as the interface expects, it raises TypeError"),
     (Encoder(kind="wavlm", sites="encoder.layers.*.attention", call=sounds, settings=SOUND), "parameters are read"),
-    (Encoder(kind="swinv2", sites="**.attention.self", call=images, settings=SWIN), "parameters are read"),
 ]

@@ -34,6 +34,8 @@ EXPERTS = {
 }
 GPT = {"n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 64}
 SLIDING = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 6, **EXPERTS}
+LATENT |= {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 
 
@@ -142,6 +144,10 @@ DECODERS = {
         r"re:.*\.self_attn",
     ),
     "afmoe": Decoder("afmoe", {**EXPERTS, **SLIDING}),
+    "deepseek_v2": Decoder("deepseek_v2", LATENT, head_dim=False),
+    "deepseek_v3": Decoder("deepseek_v3", LATENT, head_dim=False),
+    "deepseek_v3, by halves": Decoder("deepseek_v3", {**LATENT, "q_lora_rank": None, "rope_interleave": False}, head_dim=False),
+    "mimo_v2_flash": Decoder("mimo_v2_flash", {**EXPERTS, "v_head_dim": 4}, features=("sinks",), eager=True),
 }
 each = pytest.mark.parametrize("name", DECODERS)
 
@@ -182,13 +188,10 @@ def test_softmax_students_equal_their_teachers(name: str) -> None:
                 close(logits(model, mask), right)
 
 
-SMALL_LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
 BEYOND = {
-    "deepseek_v3": (Decoder("deepseek_v3", {**SMALL_LATENT, **EXPERTS}), "multi-head latent attention"),
     "diffllama": (Decoder("diffllama"), "difference of two softmax attentions"),
     "doge": (Decoder("doge"), "Its mask is computed from its values"),
     "minimax": (Decoder("minimax", {**EXPERTS, "layer_types": ["linear_attention"] * 2}), "linear attention that decays"),
-    "mimo_v2_flash": (Decoder("mimo_v2_flash", {**EXPERTS, "v_head_dim": 4}), "Its values have another size than its keys"),
     "jetmoe": (Decoder("jetmoe", {"kv_channels": 8, **EXPERTS}, r"re:.*\.self_attention"), "computed by experts"),
 }
 

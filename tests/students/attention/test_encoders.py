@@ -20,7 +20,7 @@ pytestmark = [
 ]
 HERE = Site("here")
 
-every_encoder = pytest.mark.parametrize("encoder", READ, ids=str)
+PACKED = ("pixtral",)  # all images are one sequence, and a mask keeps them apart
 IMPLEMENTATIONS = [(encoder, kind) for encoder in READ for kind in ("eager", "sdpa") if encoder.fused or kind == "eager"]
 
 
@@ -49,7 +49,7 @@ def test_a_softmax_student_is_its_teacher(encoder: Encoder, implementation: str)
     close(encoder.output(model), expected)
 
 
-@every_encoder
+@pytest.mark.parametrize("encoder", [e for e in READ if e.kind not in PACKED], ids=str)
 @pytest.mark.parametrize(
     "operator", [LinearAttention(ignore=("bias", "window")), SlidingWindow(window=1)], ids=lambda x: type(x).__name__
 )
@@ -65,6 +65,18 @@ def test_operators_run_and_train(encoder: Encoder, operator: Operator) -> None:
     handover.finalize_(force=True)
     with torch.no_grad():
         assert (encoder.output(model.eval()) - expected).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("encoder", [e for e in READ if e.kind in PACKED], ids=str)
+def test_images_in_one_sequence_need_an_operator_that_takes_any_mask(encoder: Encoder) -> None:
+    model = encoder.build()
+    with torch.no_grad():
+        expected = encoder.output(model)
+        with replaced(encoder, model, SlidingWindow(window=200)).as_student():
+            close(encoder.output(model), expected)
+        handover = replaced(encoder, encoder.build(), LinearAttention())
+        with handover.as_student(), pytest.raises(StudentError, match="(?s)cannot apply this mask.*hides more than padding"):
+            encoder.output(handover.model)
 
 
 @pytest.mark.parametrize(("encoder", "reason"), REFUSED, ids=lambda x: str(x)[:20])

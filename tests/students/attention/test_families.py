@@ -275,7 +275,7 @@ def test_a_mask_that_says_more_than_padding_and_the_future_is_refused(family: Fa
         batch.predict(model)
     assert str(caught.value) == (
         "LinearAttention cannot apply this mask.\n"
-        "  It hides more than padding and the future (packed sequences, blocks, or pairs of tokens), or adds to the logits.\n"
+        "  It hides more than padding and the future (packed sequences, blocks, or pairs of tokens).\n"
         "  Hint: leave such masks out, or use SlidingWindow or Softmax at these sites, which apply any mask."
     )
 

@@ -215,3 +215,52 @@ def test_compiled_code_refuses_numbers_that_are_no_padding() -> None:
         compiled(x, x, x, key_padding_mask=hidden)
         with pytest.raises(RuntimeError, match="compiled code takes a key_padding_mask of booleans"):
             compiled(x, x, x, key_padding_mask=hidden + 0.5)
+
+
+class Repeated(nn.Module):
+    """Queries, keys and values are three tensors of the same numbers, or one; the mask alone says that it is causal."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.norm, self.attn, self.times = nn.LayerNorm(32), nn.MultiheadAttention(32, 4, batch_first=True), times
+
+    def forward(self, x: Tensor, future: Tensor | None) -> Tensor:
+        q, k, v = (self.norm(x) for _ in range(3)) if self.times == 3 else (self.norm(x),) * 3
+        y: Tensor = self.attn(q, k, v, attn_mask=future, need_weights=False)[0]
+        return y
+
+
+@pytest.mark.parametrize("operator", [SlidingWindow(window=2), LinearAttention()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("causal", [False, True])
+def test_compiled_code_expects_what_a_call_before_it_showed(operator: Any, times: int, causal: bool) -> None:
+    torch._dynamo.reset()
+    model, x = Repeated(times), torch.randn(2, 6, 32)
+    future = FUTURE if causal else None
+    segue.replace_(model, segue.Plan(sites="attn", student=operator), total_steps=2).finalize_(force=True)
+    with torch.no_grad():
+        expected = model(x, future)
+        torch.testing.assert_close(torch.compile(model, backend="eager")(x, future), expected)
+
+
+def test_compiled_code_does_not_guess() -> None:
+    """Without a call before it, a causal mask is refused where nothing says that it is one, and so are keys of a tensor of
+    their own by operators that need those of the queries."""
+    torch._dynamo.reset()
+    x, future = torch.randn(2, 6, 32), FUTURE
+    for times in (1, 3):
+        model = Repeated(times)
+        segue.replace_(model, segue.Plan(sites="attn", student=LinearAttention()), total_steps=2).finalize_(force=True)
+        with torch.no_grad(), pytest.raises(RuntimeError, match="hides more than padding; if the future, run a batch before"):
+            torch.compile(model, backend="eager")(x, future)
+    model = Repeated(3)
+    segue.replace_(model, segue.Plan(sites="attn", student=SlidingWindow()), total_steps=2).finalize_(force=True)
+    with torch.no_grad(), pytest.raises(StudentError, match="run a batch before compiling, or give the same tensor"):
+        torch.compile(model, backend="eager")(x, None)
+    with torch.no_grad():
+        model(x, None)
+        compiled = torch.compile(model.attn, backend="eager")
+        h = torch.randn(2, 6, 32)
+        compiled(h, h.clone(), h)
+        with pytest.raises(RuntimeError, match="compiled for keys of the queries' numbers, and got others"):
+            compiled(h, h + 1, h)

@@ -42,7 +42,7 @@ from torchvision.models import swin_transformer as torchvision_swin
 import segue
 from segue.errors import SegueWarning, StudentError
 from segue.sites import Site
-from segue.students import LinearAttention, SlidingWindow, Softmax
+from segue.students import LinearAttention, SlidingWindow, Softmax, WindowedLinear
 from tests.helpers.models import scramble_
 
 WIDTH = 32
@@ -56,7 +56,8 @@ class Case:
     shape: tuple[int, ...]
     call: dict[str, Any] = field(default_factory=dict)
     biased: bool = False  # LinearAttention has to ignore a position bias
-    asks: bool = False  # queries are of another sequence than keys: the first token, or not reduced
+    asks: bool = False  # only the first token asks
+    reduced: bool = False  # keys are fewer than queries
 
     def teacher(self) -> nn.Module:
         torch.manual_seed(0)
@@ -129,11 +130,11 @@ CASES = {
     "Twins, not reduced": Case(lambda: twins.GlobalSubSampleAttn(WIDTH, 4, sr_ratio=1), TOKENS, {"size": (2, 3)}),
     "PVT v2, not reduced": Case(lambda: pvt_v2.Attention(WIDTH, 4, sr_ratio=1), TOKENS, {"feat_size": (2, 3)}),
     "Twins, reduced": Case(
-        lambda: twins.GlobalSubSampleAttn(WIDTH, 4, sr_ratio=2), (2, 24, WIDTH), {"size": (4, 6)}, asks=True
+        lambda: twins.GlobalSubSampleAttn(WIDTH, 4, sr_ratio=2), (2, 24, WIDTH), {"size": (4, 6)}, reduced=True
     ),
-    "PVT v2": Case(lambda: pvt_v2.Attention(WIDTH, 4, sr_ratio=2), (2, 24, WIDTH), {"feat_size": (4, 6)}, asks=True),
+    "PVT v2": Case(lambda: pvt_v2.Attention(WIDTH, 4, sr_ratio=2), (2, 24, WIDTH), {"feat_size": (4, 6)}, reduced=True),
     "PVT v2, linear": Case(
-        lambda: pvt_v2.Attention(WIDTH, 4, linear_attn=True), (2, 24, WIDTH), {"feat_size": (4, 6)}, asks=True
+        lambda: pvt_v2.Attention(WIDTH, 4, linear_attn=True), (2, 24, WIDTH), {"feat_size": (4, 6)}, reduced=True
     ),
     "Swin": Case(lambda: swin_transformer.WindowAttention(WIDTH, 4, window_size=2), (8, 4, WIDTH), biased=True),
     "Swin, shifted": Case(
@@ -167,7 +168,7 @@ def test_a_softmax_student_is_its_teacher(case: Case) -> None:
     teacher, x = case.teacher(), case.input()
     expected = teacher(x, **case.call)
     students = [Softmax()(teacher, Site("attn"))]
-    students += [] if case.asks else [SlidingWindow(window=30, global_tokens=0)(teacher, Site("attn"))]
+    students += [] if case.asks else [SlidingWindow(window=60, global_tokens=0)(teacher, Site("attn"))]
     for student in students:
         torch.testing.assert_close(student(x, **case.call), expected, rtol=1e-4, atol=1e-4)
 
@@ -203,6 +204,12 @@ def test_operators_train_and_reload(case: Case) -> None:
         segue.replace_(fresh, plan, total_steps=4).finalize_(force=True)
         fresh.load_state_dict(model.state_dict())
         assert torch.equal(fresh.eval()(x), y)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.reduced])
+def test_operators_that_need_a_key_for_each_token_refuse_a_reduction(name: str) -> None:
+    with pytest.raises(StudentError, match="(?s)WindowedLinear cannot be cross-attention.*or fewer.*Nothing was changed"):
+        WindowedLinear()(CASES[name].teacher(), Site("attn"))
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.biased])

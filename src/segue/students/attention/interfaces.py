@@ -121,7 +121,8 @@ def _sentence(text: str | None) -> str | None:
 
 def _parts(spec: AttentionSpec) -> list[list[Tensor]]:
     projections = [p for p in (spec.query, spec.key, spec.value, spec.output, spec.gate) if p is not None]
-    modules = [spec.reduction, spec.input_norm, spec.query_norm, spec.key_norm, spec.output_norm, spec.residual_norm, spec.bias]
+    norms = [spec.input_norm, spec.query_norm, spec.key_norm, spec.output_norm, spec.residual_norm]
+    modules = [spec.reduction, *norms, spec.bias, spec.latent]
     of_modules: list[list[Tensor]] = [list(part.parameters()) for part in dict.fromkeys(modules) if part is not None]
     context = [] if spec.context is None else _parts(spec.context)
     sinks = [] if spec.sinks is None else [spec.sinks]

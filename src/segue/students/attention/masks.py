@@ -104,11 +104,12 @@ def _answers(mask: Tensor, tokens: Tensor | None, window: int | None, cross: boo
     if queries <= keys and not cross:  # nobody reads the rows of padding
         rows = some.transpose(-1, -2)[:, :, keys - queries :]
     near = future if window is None else future & torch.ones_like(future).triu(keys - queries - window + 1)
-    around = near | near.mT if window is not None and queries == keys else near
+    everything = torch.ones_like(future)
+    around = near | near.mT if window is not None and queries == keys else everything
     if chunked and window is not None:  # counted from the first token
         chunk = (torch.arange(keys, device=mask.device) - some.int().argmax(-1, keepdim=True)) // window
-        near = around = future & (chunk == chunk.transpose(-1, -2)[:, :, keys - queries :])
-    patterns = (torch.ones_like(future), future, near, around)
+        near, around = future & (chunk == chunk.transpose(-1, -2)[:, :, keys - queries :]), everything
+    patterns = (everything, future, near, around)
     return tuple(~((((seen != (some & other)) | wrong) & rows).any()) for other in patterns)
 
 
@@ -118,7 +119,8 @@ def assert_within(
     """Let the device refuse a mask that hides more than padding, and the future if causal: compiled code cannot look."""
     everything, up_to_here, near, around = _answers(mask, tokens, window, cross, chunked)
     fits = up_to_here | near if causal else everything | around
-    torch._assert_async(fits, f"{operator} cannot apply this mask: it hides more than padding and the future.")
+    expected = "padding and the future" if causal else "padding; if the future, run a batch before compiling"
+    torch._assert_async(fits, f"{operator} cannot apply this mask: it hides more than {expected}.")
 
 
 def without_bias(call: AttentionCall, operator: str) -> AttentionCall:
@@ -151,16 +153,20 @@ def causal_padding(
     else:
         pattern = pattern_of(mask, padding, window, chunked=chunked)
         if not pattern.within or pattern.causal is False:
-            raise unsupported_mask(operator)
+            raise unsupported_mask(operator, mask)
     return padding if tokens is None else padding & tokens
 
 
-def unsupported_mask(operator: str) -> StudentError:
+def unsupported_mask(operator: str, mask: Tensor) -> StudentError:
     """Make the error of a mask that an operator cannot apply."""
+    adds = mask.is_floating_point() and bool(((mask != 0) & visible(mask)).any())
+    what = "It adds to the logits" if adds else "It hides more than padding and the future"
+    why = "and its weights are not a softmax of logits" if adds else "(packed sequences, blocks, or pairs of tokens)"
+    without = f", or {operator}(ignore=('bias',)) to do without what it adds" if adds else ""
     return StudentError(
         f"{operator} cannot apply this mask.",
-        "It hides more than padding and the future (packed sequences, blocks, or pairs of tokens), or adds to the logits.",
-        "leave such masks out, or use SlidingWindow or Softmax at these sites, which apply any mask.",
+        f"{what}{',' if adds else ''} {why}.",
+        f"leave such masks out, or use SlidingWindow or Softmax at these sites, which apply any mask{without}.",
     )
 
 

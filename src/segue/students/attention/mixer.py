@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.errors import StudentError
+from segue.students.attention.spec import Groups
 
 State: TypeAlias = dict[str, Tensor]  # what a causal mixer keeps of the past; every tensor has the batch first
 
@@ -16,7 +17,7 @@ EPSILON = 1e-6  # the smallest sum of positive weights that is divided by
 
 
 class Mixer(nn.Module):
-    """Map queries, keys and values, each (batch, heads, tokens, head size), to one output of the queries' shape.
+    """Map queries, keys and values, each (batch, heads, tokens, head size), to an output for each query.
 
     To write one, subclass it and define `mix`:
 
@@ -26,7 +27,8 @@ class Mixer(nn.Module):
             def mix(self, q, k, v, token_mask, causal):
                 return ...  # (batch, heads, tokens, head size)
 
-    Keys and values may have fewer heads than queries: `repeat_heads(k, q.shape[1])` repeats them. `token_mask` (batch, tokens)
+    Keys and values may have fewer heads than queries: `repeat_heads(k, q.shape[1])` repeats them. Values, and so outputs, may
+    have another size than queries and keys. `token_mask` (batch, tokens)
     is False at padding, or None where there is none; keys and values arrive as zeros there, and they must not change the output
     elsewhere. With `causal`, a token sees itself and the tokens before it. Half precision arrives as float32 and is cast back.
 
@@ -39,6 +41,7 @@ class Mixer(nn.Module):
     uses: tuple[str, ...] = ("query", "key", "value")  # the projections that the mixer needs
     supports_causal = False
     supports_cross = False  # queries and keys may belong to different sequences
+    supports_reduction = False  # keys may be fewer than queries, of the same image: `mix_reduced` exists
     dense = False  # computes the logits of all pairs of tokens, so that it can add anything to them
     recurrent = False  # `mix_chunk` and `accumulate` exist
     honours: frozenset[str] = frozenset()  # of bias, softcap, sinks and window: what of a teacher's softmax it keeps
@@ -50,6 +53,12 @@ class Mixer(nn.Module):
     def mix_across(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, **bias: Tensor) -> Tensor:
         """Mix queries with the keys and values of another sequence, to which `token_mask` belongs."""
         return self.mix(q, k, v, token_mask, False, **bias)
+
+    def mix_reduced(
+        self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, places: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Mix queries with fewer keys and values of the same image; `places` says at which of the keys each query is."""
+        raise NotImplementedError
 
     def mix_chunk(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> Tensor:
         """Mix a few causal tokens with each other and with a state."""
@@ -72,6 +81,7 @@ class Mixer(nn.Module):
         causal: bool = False,
         bias: Tensor | None = None,
         cross: bool = False,
+        places: Tensor | None = None,
     ) -> Tensor:
         """Mix a complete sequence, as in training."""
         if causal and not self.supports_causal:
@@ -79,7 +89,12 @@ class Mixer(nn.Module):
         with _full_precision(v):
             q, (k, v), dtype = q.to(_wide(q.dtype)), _prepare(k, v, token_mask), v.dtype
             added = {} if bias is None else {"bias": bias.to(q.dtype)}
-            y = self.mix_across(q, k, v, token_mask, **added) if cross else self.mix(q, k, v, token_mask, causal, **added)
+            if places is not None and self.supports_reduction:
+                y = self.mix_reduced(q, k, v, token_mask, places, **added)
+            elif cross:
+                y = self.mix_across(q, k, v, token_mask, **added)
+            else:
+                y = self.mix(q, k, v, token_mask, causal, **added)
         return y.to(dtype)
 
     def prefill(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> Tensor:
@@ -168,11 +183,11 @@ class NoWeights:
         )
 
 
-def mix_groups(mixer: Mixer, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, groups: tuple[Tensor, int]) -> Tensor:
+def mix_groups(mixer: Mixer, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, groups: Groups) -> Tensor:
     """Mix each group of tokens with itself, one after the other; exact for every mixer that leaves padding out."""
-    number, count = groups
-    y = torch.zeros_like(q)
-    for group in range(count):
+    number, most, _ = groups
+    y = torch.zeros_like(repeat_heads(v, q.shape[1]))
+    for group in range(most):
         inside = number == group
         mixed = mixer(q, k, v, inside if seen is None else inside & seen)
         y = torch.where(inside[:, None, :, None], mixed, y)
@@ -207,11 +222,22 @@ def not_causal(operator: str) -> StudentError:
 
 def not_across(operator: str, after: str = "") -> StudentError:
     """Make the error of an operator that mixes one sequence with itself."""
+    if torch.compiler.is_compiling():
+        after = "Where it is the same in another tensor, run a batch before compiling, or give the same tensor."
     return StudentError(
         f"{operator} cannot be cross-attention.",
-        "It mixes the tokens of one sequence with each other, and here the keys are those of another one.",
+        "It mixes the tokens of one sequence with each other, and here the keys are those of another one, or fewer.",
         f"use LinearAttention, Performer, Linformer or Nystrom there, or choose the self-attention sites. {after}".strip(),
     )
+
+
+def places_in(size: tuple[int, int], keys: int, device: torch.device) -> Tensor:
+    """Return which of the keys, a smaller image of the same form, is at the place of each token of an image."""
+    height, width = size
+    rows = min((n for n in range(1, keys + 1) if keys % n == 0), key=lambda n: abs(n * width - keys // n * height))
+    down = torch.arange(height, device=device) * rows // height
+    right = torch.arange(width, device=device) * (keys // rows) // width
+    return (down[:, None] * (keys // rows) + right).flatten()
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:

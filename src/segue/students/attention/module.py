@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 from segue.errors import SegueWarning, StudentError
 from segue.sites import Site
+from segue.students.attention.families.names import is_cross
 from segue.students.attention.interfaces import copy_attributes_, interface_of
 from segue.students.attention.masks import (
     additive,
@@ -27,19 +27,17 @@ from segue.students.attention.masks import (
     without_bias,
     wrong_length,
 )
-from segue.students.attention.mixer import Mixer, NoWeights, Sinks, mix_groups, not_across, not_causal, repeat_heads
+from segue.students.attention.mixer import Mixer, NoWeights, Sinks, mix_groups, not_across, not_causal, places_in, repeat_heads
 from segue.students.attention.proof import prove_call
 from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection
 from segue.students.initialisation import CopyMatching, Initialisation, Original
 
 LINEAR = ("query", "key", "value", "output", "gate")
-NORMS = ("reduction", "input_norm", "query_norm", "key_norm", "output_norm", "residual_norm", "bias")
+NORMS = ("reduction", "input_norm", "query_norm", "key_norm", "output_norm", "residual_norm", "bias", "latent")
 FIRST = ("query", "key", "value", "query_norm", "key_norm", "mixer", "output")
 ORDER = (*FIRST, *(name for name in (*LINEAR, *NORMS) if name not in FIRST))
 OF_LOGITS = ("scale", "softcap", "rotary", "biased", "norm_over", "norm_after_rotation", "clip")
-SETTINGS = (*OF_LOGITS, "dropout", "tokens", "window", "chunked", "cross")
-
-APART = -100.0  # what Swin adds to the logits of tokens in different groups: with cosines scaled by 100, some weight is left
+SETTINGS = (*OF_LOGITS, "value_size", "dropout", "tokens", "window", "chunked", "cross")
 
 Ignorable = Literal["bias", "softcap", "sinks", "window"]
 
@@ -75,7 +73,8 @@ class Operator:
             mixer = self.mixer(spec).to(like.dtype)
         if spec.causal and not mixer.supports_causal:
             raise not_causal(type(self).__name__)
-        if (spec.cross or is_cross(teacher, site)) and not mixer.supports_cross:
+        fits = mixer.supports_cross or (spec.reduction is not None and mixer.supports_reduction)
+        if (spec.cross or spec.reduction is not None or is_cross(teacher, *site.name.split(".")[-2:])) and not fits:
             raise not_across(type(self).__name__, "Nothing was changed.")
         spec = replace(spec, window=window)  # also where it is ignored: masks have it, and are read by it
         student = attention_module(spec, interface, mixer)
@@ -119,7 +118,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: AttentionSpec, interface: AttentionInterface, mixer: Mixer) -> None:
         super().__init__()
-        self.heads, self.head_size, self.causal = spec.heads, spec.head_size, spec.causal
+        self.heads, self.key_heads, self.head_size, self.causal = spec.heads, spec.key_heads, spec.head_size, spec.causal
         self.layer_idx = spec.layer
         self.interface = interface
         self.operator = type(mixer).__name__.removesuffix("Mixer")  # for errors
@@ -145,6 +144,7 @@ class Attention(nn.Module):
     output_norm: nn.Module | None
     residual_norm: nn.Module | None
     bias: nn.Module | None
+    latent: nn.Module | None
     mixer: Mixer
 
     def originals(self, spec: AttentionSpec) -> Iterator[tuple[str, Original]]:
@@ -193,7 +193,9 @@ class Attention(nn.Module):
             call = without_bias(call, self.operator)
         x = call.x if self.input_norm is None else self.input_norm(call.x)
         if self.reduction is not None:
-            call = replace(call, keys=self.reduction(x, call.size), cross=True)
+            assert call.size is not None
+            keys = self.reduction(x, call.size)
+            call = replace(call, keys=keys, cross=True, places=places_in(call.size, keys.shape[1], x.device))
         q, k, v = self.project(x, call)
         call, bias = self._with_bias(call, q.shape[2], k.shape[2])
         if call.cross:
@@ -217,7 +219,7 @@ class Attention(nn.Module):
             y = self.output_norm(y)
         if self.gate is not None:
             shares = self.gate(x).sigmoid()
-            y = y * (shares if shares.shape == y.shape else shares.repeat_interleave(self.head_size, dim=-1))
+            y = y * (shares if shares.shape == y.shape else shares.repeat_interleave(y.shape[-1] // self.heads, dim=-1))
         if self.output is not None:
             y = self.output_dropout(self.output(y))
         return y
@@ -225,13 +227,16 @@ class Attention(nn.Module):
     def project(self, x: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, each (batch, heads, tokens, head size)."""
         kept = self._kept(call)
+        for_queries, for_keys, shared = (x, x, None) if self.latent is None else self.latent(x)
         if kept is None:
-            for_keys = x if call.keys is None else call.keys
-            v = _split(self.value(for_keys if call.values is None else call.values), self.head_size)
-            k = v if self.key is None else _split(self.key(for_keys), self.head_size)
+            for_keys = for_keys if call.keys is None else call.keys
+            v = _split(self.value(for_keys if call.values is None else call.values), self.key_heads)
+            k = v if self.key is None else _split(self.key(for_keys), self.key_heads)
+            if shared is not None and self.key is not None:
+                k = torch.cat([k, shared[:, None].expand(-1, self.key_heads, -1, -1)], dim=-1)
         else:
             k, v = kept
-        q = repeat_heads(v, self.heads) if self.query is None else _split(self.query(x), self.head_size)
+        q = repeat_heads(v, self.heads) if self.query is None else _split(self.query(for_queries), self.heads)
         if self.settings["norm_after_rotation"]:
             q, k = self._rotate(q, k, call)
         q, k = self._norm(q, self.query_norm), k if kept is not None else self._norm(k, self.key_norm)
@@ -280,7 +285,7 @@ class Attention(nn.Module):
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, causal: bool) -> Tensor:
         """Mix queries with keys, of which they are the last, or which are another sequence's."""
         tokens, keys = q.shape[2], k.shape[2]
-        if call.cross and not self.mixer.supports_cross:
+        if call.cross and not self.mixer.supports_cross and (call.places is None or not self.mixer.supports_reduction):
             raise not_across(self.operator)
         token_mask, causal, bias = self._resolve(call, tokens, k, causal)
         if causal and not self.mixer.supports_causal:
@@ -291,7 +296,7 @@ class Attention(nn.Module):
             bias = None if bias is None else F.pad(bias, (0, 0, earlier, 0))
         if call.groups is not None and "bias" not in self.mixer.honours:
             return mix_groups(self.mixer, q, k, v, token_mask, call.groups)
-        y: Tensor = self.mixer(q, k, v, token_mask, causal, bias, call.cross)
+        y: Tensor = self.mixer(q, k, v, token_mask, causal, bias, call.cross, call.places)
         return y[:, :, -tokens:]
 
     def _weights(self, q: Tensor, k: Tensor, call: AttentionCall) -> Any:
@@ -312,9 +317,9 @@ class Attention(nn.Module):
         if bias is not None and "bias" not in self.mixer.honours:
             raise unsupported_bias(self.operator)
         if call.groups is not None and "bias" in self.mixer.honours:
-            number, _ = call.groups
-            apart = APART * (number[:, None, :, None] != number[:, None, None, :]).to(k.dtype)
-            bias = apart if bias is None else bias + apart
+            number, _, apart = call.groups
+            hidden = apart * (number[:, None, :, None] != number[:, None, None, :]).to(k.dtype)
+            bias = hidden if bias is None else bias + hidden
         if mask is not None:
             padding = padding_in(mask, batch)
             plain, causal = self._reads(mask, padding, causal, call.cross)
@@ -328,14 +333,19 @@ class Attention(nn.Module):
         """Return whether padding and causality say all that a mask does, and whether it is causal."""
         window, chunked = self.settings["window"], self.settings["chunked"]
         if torch.compiler.is_compiling():  # compiled code cannot look into it
+            known = None if cross else self.interface.masks_the_future
+            causal = causal if known is None else known
             if not self.mixer.dense:
                 assert_within(mask, padding, causal, window, cross, chunked, self.operator)
             return not self.mixer.dense, causal
         pattern = pattern_of(mask, padding, window, cross, chunked)
         plain = pattern.within and not (pattern.windowed and self.mixer.dense and "window" not in self.ignored)
         if not plain and "bias" not in self.mixer.honours:
-            raise unsupported_mask(self.operator)
-        return plain, causal if pattern.causal is None else pattern.causal
+            raise unsupported_mask(self.operator, mask)
+        if pattern.causal is None:
+            return plain, causal
+        self.interface.masks_the_future = pattern.causal
+        return plain, pattern.causal
 
     def _mix_with_state(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         """Continue from the state in the cache, at a cost that does not grow with the tokens so far."""
@@ -383,18 +393,10 @@ class Attention(nn.Module):
         return self._mix(q, k, v, replace(call, **cut), self.causal if call.causal is None else call.causal)
 
 
-def is_cross(module: nn.Module, site: Site) -> bool:
-    """Return whether names say that a module is cross-attention."""
-    names = (type(module).__name__, *site.name.split(".")[-2:])
-    return any(re.search("cross_?att|encoder_?attn|encdecatt", name, re.IGNORECASE) for name in names) or (
-        getattr(module, "is_cross_attention", None) is True
-    )
-
-
-def _split(x: Tensor, head_size: int) -> Tensor:
+def _split(x: Tensor, heads: int) -> Tensor:
     """Split (batch, tokens, width) into (batch, heads, tokens, head size)."""
-    heads: Tensor = x.unflatten(-1, (-1, head_size))  # type: ignore[no-untyped-call]
-    return heads.transpose(1, 2)
+    parts: Tensor = x.unflatten(-1, (heads, -1))  # type: ignore[no-untyped-call]
+    return parts.transpose(1, 2)
 
 
 def _linear_like(original: Projection | None) -> nn.Linear | None:

@@ -60,14 +60,14 @@ class AttentionSpec:
     """What a student needs to know about an attention module; widths, key heads and biases follow from the projections."""
 
     heads: PositiveInt
-    head_size: PositiveInt
+    head_size: PositiveInt  # of queries and keys
     query: Projection
     key: Projection
     value: Projection
+    value_size: PositiveInt | None = None  # of a head's values, where it is not that of its keys
+    latent: nn.Module | None = None  # x -> what queries, and keys and values, are made of, and a part of all keys (DeepSeek)
     output: Projection | None = None  # None: the heads' outputs are the result, as in BERT's `attention.self`
-    gate: Projection | None = (
-        None  # of the input; its sigmoid multiplies the heads' outputs (Qwen3-Next), or whole heads (LFM 3)
-    )
+    gate: Projection | None = None  # of the input; its sigmoid multiplies the heads' outputs (Qwen3-Next, LFM 3)
     reduction: nn.Module | None = None  # (x, size of the image) -> fewer tokens, of which keys and values are made, as in PVT
     input_norm: nn.Module | None = None  # inside the module, before the projections
     query_norm: nn.Module | None = None
@@ -95,12 +95,13 @@ class AttentionSpec:
 
     @property
     def width(self) -> int:
-        return self.query.weight.shape[1]
+        first = self.query.weight if self.latent is None else next(self.latent.parameters())
+        return first.shape[1]
 
     @property
     def key_heads(self) -> int:
         """The number of key and value heads: fewer than query heads in grouped-query attention."""
-        return self.key.weight.shape[0] // self.head_size
+        return self.value.weight.shape[0] // (self.value_size or self.head_size)
 
     @property
     def features(self) -> list[str]:
@@ -111,6 +112,14 @@ class AttentionSpec:
     @property
     def logit_scale(self) -> float:
         return self.head_size**-0.5 if self.scale is None else self.scale
+
+
+class Groups(NamedTuple):
+    """Tokens that see only those of their group."""
+
+    number: Tensor  # (batch, tokens), from 0
+    most: int  # how many groups there are at most
+    apart: float = -100.0  # what is added to the logits between groups: where cosines are scaled by 100, some weight is left
 
 
 @dataclass(frozen=True)
@@ -128,9 +137,8 @@ class AttentionCall:
     values: Tensor | None = None  # the same for values; None: as keys
     cross: bool = False  # keys and values belong to another sequence, which has no future
     size: tuple[int, int] | None = None  # of the image, for a reduction
-    groups: tuple[Tensor, int] | None = (
-        None  # (batch, tokens), a number from 0 for each: a token sees its group; how many at most
-    )
+    places: Tensor | None = None  # (tokens,), where keys are fewer tokens of the same image: the key at the place of each query
+    groups: Groups | None = None
     context: Tensor | None = None  # (batch, tokens, width) of the second stream
     context_first: bool = False  # its tokens are before the others, where both are mixed
     extra: Any = None  # what the interface's `result` needs besides
@@ -145,6 +153,9 @@ class AttentionInterface:
     """
 
     name = "an attention module"
+    # What the last call that was not compiled showed; compiled code expects the same, and lets the device check it.
+    repeats_queries = False  # keys come as another tensor with the numbers of the queries: attn(norm(x), norm(x), norm(x))
+    masks_the_future: bool | None = None  # a mask says so, where a call does not
     returns_bias = False  # its `result` needs the bias of the spec, also where an operator leaves it out
 
     def __init__(self, module: nn.Module) -> None:

@@ -5,6 +5,7 @@ import torch
 
 from segue.errors import PlanError
 from segue.students import SlidingWindow, Softmax, WindowedLinear
+from segue.students.attention.mixer import places_in
 from tests.students.attention.mixers.checks import (
     assert_naive_for_large_logits,
     assert_softmax,
@@ -58,3 +59,24 @@ def test_a_window_that_misses_one_token_is_not(operator):
 def test_a_count_must_be_positive(settings, says):
     with pytest.raises(PlanError, match=says):
         SlidingWindow(**settings)
+
+
+@pytest.mark.parametrize("global_tokens", [0, 1])
+@pytest.mark.parametrize("size", [(4, 6), (5, 6), (4, 3)])
+def test_fewer_keys_of_an_image_are_seen_around_the_place_of_each_query(size, global_tokens):
+    """The keys are an image of half the height and half the width."""
+    spec = attention_spec()
+    height, width = size
+    rows, columns = -(-height // 2), -(-width // 2)
+    places = places_in(size, rows * columns, torch.device("cpu"))
+    expected = [(r * rows // height) * columns + c * columns // width for r in range(height) for c in range(width)]
+    assert places.tolist() == expected
+    q, _, _, _ = inputs(1, spec, height * width)
+    _, k, v, _ = inputs(2, spec, rows * columns)
+    y = mixer_of(SlidingWindow(window=2, global_tokens=global_tokens), spec)(q, k, v, None, cross=True, places=places)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    for i, place in enumerate(expected):
+        first = set(range(rows * columns)) if place < global_tokens else set(range(global_tokens))
+        seen = sorted(first | {j for j in range(rows * columns) if abs(j - place) < 2})
+        weights = (q[:, :, [i]] @ k[:, :, seen].transpose(-1, -2) * spec.logit_scale).softmax(-1)
+        torch.testing.assert_close(y[:, :, [i]], weights @ v[:, :, seen])

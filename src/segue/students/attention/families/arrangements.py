@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from segue.students.attention.spec import Groups
+
 Back: TypeAlias = Callable[[Tensor], Tensor]
+REGIONS = 4  # of a shifted window at most: it is cut by the edges of the image
 
 
 class Arranged(NamedTuple):
@@ -21,7 +24,7 @@ class Arranged(NamedTuple):
 
     x: Tensor  # (batch, tokens, width)
     back: Back
-    groups: tuple[Tensor, int] | None = None  # (batch, tokens), a number from 0 for each token, and how many there are at most
+    groups: Groups | None = None
 
 
 class Window(NamedTuple):
@@ -87,13 +90,13 @@ def cut_windows(x: Tensor, window: Window) -> Arranged:
     down = torch.arange(x.shape[1], device=x.device) >= x.shape[1] - shift[0]  # came around the edge
     right = torch.arange(x.shape[2], device=x.device) >= x.shape[2] - shift[1]
     region = 2 * down[:, None] + right[None, :].long()
-    return Arranged(cut(x), back, (cut(region[None, :, :, None]).squeeze(-1).repeat(batch, 1), 4))
+    return Arranged(cut(x), back, Groups(cut(region[None, :, :, None]).squeeze(-1).repeat(batch, 1), REGIONS))
 
 
-def groups_in(mask: Tensor, batch: int) -> tuple[Tensor, int]:
+def groups_in(mask: Tensor, batch: int) -> Groups:
     """Read a mask over the pairs of tokens in each window, (windows, tokens, tokens), as the regions that see each other."""
     seen = mask if mask.dtype == torch.bool else mask > -100
     first = seen.byte().argmax(-1)  # of the tokens that each one sees; regions see the same
     begins = first == torch.arange(first.shape[1], device=mask.device)
     number = (begins.cumsum(1) - 1).gather(1, first)
-    return number.repeat(batch // mask.shape[0], 1), 4
+    return Groups(number.repeat(batch // mask.shape[0], 1), REGIONS)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.errors import StudentError
-from segue.students.attention.families.multihead import are_equal
+from segue.students.attention.families.multihead import is_self_attention
 from segue.students.attention.families.names import (
     ASKS_FOR_WEIGHTS,
     FUSED,
@@ -37,6 +37,7 @@ from segue.students.attention.families.names import (
     find_number,
     find_part,
     find_whole,
+    is_cross,
     longest_sequence,
     parameters_of,
 )
@@ -89,13 +90,13 @@ class ByName(AttentionInterface):
         roles = {ROLE_OF.get(name) for name in parameters}
         layouts = ("blocks", "per group") if (apart := find_apart(module)) is None else ("apart",)
         if apart is not None and projection(apart[0]).weight.shape[0] == 2 * _inputs(module):
-            layouts = ("query and gate",)  # as in Qwen3-Next
+            layouts = ("query and gate", "apart")  # as in Qwen3-Next, or where values are half as large as keys
         rotations: tuple[str, ...] = ("none",)
         if "freqs_cis" in parameters:
             rotations = ("complex",)
         elif "rotary" in roles:
             own = hasattr(sys.modules.get(type(module).__module__), "apply_rotary_pos_emb")
-            rotations = ("own", "own on a part", "own of half the angles") if own else ("by halves",)
+            rotations = ("own", "own on a part", "own of half the angles", "own of one sequence") if own else ("by halves",)
             # as in SmolLM3, and positions that DETR adds to queries and keys, and Llama 4
             rotations += ("not in this layer", "added", "complex by sequence")
         declared = getattr(module, "is_causal", None)
@@ -132,6 +133,7 @@ class ByName(AttentionInterface):
             query=query,
             key=key,
             value=value,
+            value_size=find_whole(module, "v_head_dim"),
             output=None if output is None else projection(output),
             gate=self._gate(module, head_size),
             input_norm=find_norm(module, INNER_NORM) if self.reading["norm"] == "input" else None,
@@ -151,7 +153,7 @@ class ByName(AttentionInterface):
             dropout=dropout.p if isinstance(dropout, nn.Dropout) else 0.0,
             tokens=tokens,
             window=None if not window or (tokens is not None and window >= tokens) else window,
-            layer=find_whole(module, "layer_idx"),
+            layer=find_whole(module, "layer_idx", "layer_id"),
         )
 
     def _sizes(self, module: nn.Module) -> tuple[int, int]:
@@ -178,7 +180,7 @@ class ByName(AttentionInterface):
             q, k, v = (projection(part) for part in apart)
             if self.reading["layout"] == "query and gate":
                 q = _halves(q, size)[0]
-            return q, k, v
+            return q, k, v if (factor := find_number(module, "v_scale")) is None else _scaled(v, factor)
         found = find_part(module, *FUSED)
         assert found is not None
         fused = projection(found)
@@ -231,7 +233,7 @@ class ByName(AttentionInterface):
 
     def _call(self, roles: dict[str, Any], of_pairs: bool) -> AttentionCall:
         x, keys, values = roles["x"], roles.get("keys", roles.get("memory")), roles.get("values")
-        cross = keys is not None and not are_equal(keys, x)
+        cross = keys is not None and not is_self_attention(self, keys, x)
         keys = keys if cross else None
         added = self.reading["rotation"] == "added"
         if added:  # to queries and keys, not to values
@@ -262,7 +264,8 @@ class ByName(AttentionInterface):
         if rotation == "by halves" or self.own_rotation is None:
             return rotate(q, *rotary), rotate(k, *rotary)
         size = rotary[0].shape[-1] if rotation == "own on a part" else q.shape[-1]
-        first = self.own_rotation(q[..., :size], k[..., :size], *rotary)
+        of_all = {"unsqueeze_dim": 0} if rotation == "own of one sequence" else {}  # one for all sequences (Pixtral)
+        first = self.own_rotation(q[..., :size], k[..., :size], *rotary, **of_all)
         if size == q.shape[-1]:
             return first[0], first[1]
         return torch.cat([first[0], q[..., size:]], dim=-1), torch.cat([first[1], k[..., size:]], dim=-1)
@@ -296,7 +299,7 @@ class ByName(AttentionInterface):
                 given[name] = torch.arange(x.shape[1], device=x.device)[None].expand(x.shape[0], -1)
             elif role == "mask":
                 of_mask = name
-            elif role in ("memory", "memory positions") and _crosses(module):
+            elif role in ("memory", "memory positions") and is_cross(module):
                 given[name] = x.flip(1 if role == "memory" else 2)
             elif needed and role is None:
                 raise MisreadError(f"Its forward needs the argument {name!r}, whose meaning is unknown.")
@@ -344,6 +347,10 @@ def _halves(fused: Projection, size: int) -> tuple[Projection, Projection]:
     return rows_of(fused, index[:, 0].reshape(-1)), rows_of(fused, index[:, 1].reshape(-1))
 
 
+def _scaled(part: Projection, factor: float) -> Projection:
+    return Projection(part.weight * factor, None if part.bias is None else part.bias * factor)
+
+
 def rows_of(fused: Projection, rows: Tensor) -> Projection:
     """Return some rows of a projection."""
     return Projection(fused.weight[rows], None if fused.bias is None else fused.bias[rows])
@@ -351,7 +358,3 @@ def rows_of(fused: Projection, rows: Tensor) -> Projection:
 
 def _refused(got: str, hint: str) -> StudentError:
     return StudentError(f"an attention student got {got}.", "Its interface does not read it, and would leave it out.", hint)
-
-
-def _crosses(module: nn.Module) -> bool:
-    return "cross" in type(module).__name__.lower() or getattr(module, "is_cross_attention", None) is True

@@ -72,7 +72,7 @@ class TorchMultiheadAttention(AttentionInterface):
         is_causal: bool = False,
     ) -> AttentionCall:
         alone = query.dim() == 2  # one sequence without a batch
-        own = are_equal(key, query)  # attn(norm(x), norm(x), norm(x)) is self-attention too
+        own = is_self_attention(self, key, query)  # attn(norm(x), norm(x), norm(x)) is self-attention too
         x, keys, values = (
             part[None] if alone else part if self.batch_first else part.transpose(0, 1) for part in (query, key, value)
         )
@@ -132,6 +132,16 @@ def _read_padding(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return None, mask[:, None, None, :]
 
 
-def are_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are one, or hold the same numbers, which compiled code cannot ask."""
-    return a is b or (a.shape == b.shape and not torch.compiler.is_compiling() and torch.equal(a, b))
+def is_self_attention(interface: AttentionInterface, keys: Tensor, x: Tensor) -> bool:
+    """Return whether keys are computed from the queries' sequence: from one tensor, or from two of the same numbers.
+
+    Compiled code cannot compare numbers: it takes what the last call before it found, and the device refuses anything else.
+    """
+    if keys is x or keys.shape != x.shape:
+        return keys is x
+    if not torch.compiler.is_compiling():
+        interface.repeats_queries = torch.equal(keys, x)
+    elif interface.repeats_queries:
+        same = ((keys == x) | keys.isnan()).all()
+        torch._assert_async(same, "an attention student was compiled for keys of the queries' numbers, and got others.")
+    return interface.repeats_queries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 from torch import nn
@@ -47,11 +48,11 @@ HEAD_SIZE = ("head_dim", "attention_head_size", "head_size", "dim_head", "d_kv",
 SCALE = ("scaling", "scale", "scale_attn", "scale_factor", "norm_factor")
 
 ROLES = {
-    "x": ("hidden_states", "x", "hidden", "query_tensor", "from_tensor", "input", "q"),
+    "x": ("hidden_states", "x", "hidden", "query_tensor", "from_tensor", "input", "q", "word_hidden_states"),
     "mask": ("attention_mask", "attn_mask", "mask"),
     "rotary": ("position_embeddings", "sinusoidal_pos", "rotary_pos_emb", "rope", "freqs_cis", "rotary_emb"),
-    "cache": ("past_key_values", "past_key_value", "layer_past"),
-    "memory": ("key_value_states", "encoder_hidden_states", "context"),
+    "cache": ("past_key_values", "past_key_value", "layer_past", "cache"),
+    "memory": ("key_value_states", "encoder_hidden_states", "context", "kv"),
     "memory mask": ("encoder_attention_mask",),
     "memory positions": ("encoder_position_embeddings",),
     "keys": ("key_tensor", "to_tensor", "k"),
@@ -63,6 +64,7 @@ ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
 # They change nothing in what attention returns: positions are in the rotation, and how to compute is up to the student.
 HARMLESS = frozenset(
     {"position_ids", "cache_position", "use_cache", "num_items_in_batch", "return_dict", "output_hidden_states"}
+    | {"resolution", "interpolate_pos_encoding"}  # of a table of positions, which is read as a part
 )
 ASKS_FOR_WEIGHTS = ("output_attentions", "need_weights", "return_weights")
 
@@ -70,9 +72,7 @@ BETWEEN_CHANNELS = "it is attention between channels, not between tokens, which 
 POOLED = "its keys and values come from fewer, pooled tokens"
 # Parts, or names of classes, that say what a module computes besides softmax attention of its own queries, keys and values.
 BEYOND = {
-    "kv_b_proj": "its keys and values come from a latent vector that they share (multi-head latent attention)",
     "wkv_b": "its keys and values come from a latent vector that they share (multi-head latent attention)",
-    "v_head_dim": "its values have another size than its keys",
     "lambda_q1": "it is the difference of two softmax attentions (differential attention)",
     "indexer": "a part of it, the indexer, chooses the keys that a query sees",
     "conv1d": "it is a recurrence with a convolution, not softmax attention",
@@ -106,10 +106,16 @@ def beyond(module: nn.Module) -> str | None:
     composed = next((name for name in FUSED if isinstance(module._modules.get(name), nn.Module)), None)
     if composed is not None and find_part(module, composed) is None:
         return f"its {composed!r} is {type(module._modules[composed]).__name__}, more than a linear layer"
-    if found["v_head_dim"] == getattr(module, "head_dim", None):
-        del found["v_head_dim"]
     held = (name for name, value in found.items() if value is not None and value is not False and name in BEYOND)
     return next((BEYOND[name] for name in held), None)
+
+
+def is_cross(module: nn.Module, *names: str) -> bool:
+    """Return whether its class, a flag, or names of its place say that a module is cross-attention."""
+    said = re.compile("cross_?att|encoder_?attn|encdecatt", re.IGNORECASE)
+    return any(said.search(name) for name in (type(module).__name__, *names)) or (
+        getattr(module, "is_cross_attention", None) is True
+    )
 
 
 def parameters_of(module: nn.Module) -> dict[str, inspect.Parameter]:

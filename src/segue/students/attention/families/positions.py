@@ -118,8 +118,7 @@ class MaskedInside(ByName):
         self.window = self.window if self.window < pattern.shape[-1] else None
 
     def parse(self, module: nn.Module) -> AttentionSpec:
-        layer = find_whole(module, "layer_idx", "layer_id")
-        return replace(super().parse(module), window=self.window, layer=layer)
+        return replace(super().parse(module), window=self.window)
 
     def unpack(self, *args: Any, **kwargs: Any) -> AttentionCall:
         call = super().unpack(*args, **kwargs)

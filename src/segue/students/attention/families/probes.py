@@ -45,5 +45,6 @@ def some_angles(module: nn.Module, spec: AttentionSpec, x: Tensor, rotation: str
         return torch.polar(torch.ones_like(angles[0]), angles[0])
     if rotation == "complex by sequence":
         return torch.polar(torch.ones_like(angles), angles).expand(x.shape[0], -1, -1)
-    angles = angles.repeat(1, 1, 1 if rotation == "own of half the angles" else 2).expand(x.shape[0], -1, -1)
+    angles = angles.repeat(1, 1, 1 if rotation == "own of half the angles" else 2)
+    angles = angles[0] if rotation == "own of one sequence" else angles.expand(x.shape[0], -1, -1)
     return angles.cos().to(x.dtype), angles.sin().to(x.dtype)

@@ -92,8 +92,11 @@ class ScaledUnitLength(nn.Module):
 def relative_bias(module: nn.Module) -> nn.Module | None:
     """Return what a module adds to its logits by the relative positions of tokens, where its parts have known names."""
     held: dict[str, Any] = {**module._parameters, **module._buffers, **module._modules}
+    inside = held.get("relative_position_bias")  # of Hugging Face's Swin
+    if isinstance(inside, nn.Module):
+        held |= {**inside._parameters, **inside._buffers}
     index, table = held.get("relative_position_index"), held.get("relative_position_bias_table")
-    mlp, distances = held.get("cpb_mlp"), held.get("relative_coords_table")
+    mlp, distances = held.get("cpb_mlp", held.get("continuous_position_bias_mlp")), held.get("relative_coords_table")
     if isinstance(index, Tensor) and isinstance(table, Tensor):
         return TableBias(table, index)
     if isinstance(index, Tensor) and isinstance(mlp, nn.Module) and isinstance(distances, Tensor):

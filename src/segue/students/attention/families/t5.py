@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,20 +23,22 @@ class RelativeBias(nn.Module):
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.embedding: nn.Embedding = module.relative_attention_bias
-        self.bucket: Callable[..., Tensor] = type(module)._relative_position_bucket
-        self.bidirectional = not module.is_decoder
-        self.farthest = int(module.relative_attention_max_distance)
+        settings = {
+            "bidirectional": not module.is_decoder,
+            "num_buckets": self.embedding.num_embeddings,
+            "max_distance": int(module.relative_attention_max_distance),
+        }
+        bucket: Callable[..., Tensor] = type(module)._relative_position_bucket
+        if "bidirectional" in inspect.signature(bucket).parameters:
+            self.bucket = partial(bucket, **settings)
+        else:  # a method, of UMT5
+            names = ("is_decoder", "relative_attention_num_buckets", "relative_attention_max_distance")
+            self.bucket = partial(bucket, SimpleNamespace(**{name: getattr(module, name) for name in names}))
 
     def forward(self, queries: int, keys: int) -> Tensor:
         position = torch.arange(keys, device=self.embedding.weight.device)
         distances = position - position[keys - queries :, None]
-        buckets = self.bucket(
-            distances,
-            bidirectional=self.bidirectional,
-            num_buckets=self.embedding.num_embeddings,
-            max_distance=self.farthest,
-        )
-        return self.embedding(buckets).permute(2, 0, 1)[None]  # type: ignore[no-any-return]
+        return self.embedding(self.bucket(distances)).permute(2, 0, 1)[None]  # type: ignore[no-any-return]
 
 
 class T5(ByName):
@@ -69,3 +74,17 @@ class T5(ByName):
 
     def result(self, y: Tensor, call: AttentionCall, bias: Tensor | None) -> tuple[Tensor, Tensor | None, None]:
         return y, call.extra if bias is None else bias, None
+
+
+class UMT5(ByName):
+    """The attention of UMT5: every layer computes a bias of its own, and none returns it."""
+
+    name = "UMT5's attention"
+
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
+        own = hasattr(module, "_relative_position_bucket") and getattr(module, "has_relative_attention_bias", False)
+        return own and "position_bias" not in parameters_of(module) and super().matches(module)
+
+    def parse(self, module: nn.Module) -> AttentionSpec:
+        return replace(super().parse(module), bias=RelativeBias(module))

@@ -21,6 +21,7 @@ from segue.students.attention.spec import AttentionCall, AttentionSpec, Projecti
 IN_TWO = (("q", "kv"), ("to_q", "to_kv"), ("qk", "v"))
 SHARED_BIAS = ("shared_rel_pos", "shared_rel_pos_bias")
 SIZE = ("size", "feat_size")  # of the image, where it comes as an argument
+SIDES = ("height", "width")  # or as two
 
 
 class Reduction(nn.Module):
@@ -50,7 +51,8 @@ class Vision(ByName):
         self.by_halves = bool(getattr(module, "rotate_half", False))
         self.prefix = find_whole(module, "num_prefix_tokens") or 0
         self.window = _window(module)
-        self.in_windows = hasattr(module, "window_size")
+        self.in_windows = hasattr(module, "window_size") or hasattr(module, "relative_position_bias")
+        self.masks_twice = hasattr(module, "continuous_position_bias_mlp")  # Hugging Face's Swin v2 adds its mask twice
         self.name_of_x = next(name for name in self.parameters if ROLE_OF.get(name) == "x")
 
     @classmethod
@@ -125,11 +127,14 @@ class Vision(ByName):
     def unpack(self, *args: Any, **kwargs: Any) -> AttentionCall:
         given = dict(zip(self.parameters, args, strict=False)) | kwargs
         size = next((given.pop(name) for name in SIZE if name in given), None)
+        if given.keys() >= set(SIDES):
+            size = (given.pop("height"), given.pop("width"))
         shared = next((given.pop(name) for name in SHARED_BIAS if given.get(name) is not None), None)
         x, back, groups = arrange(given[self.name_of_x], self.reading["arrangement"], self.window, size)
-        mask = given.get("mask")
-        if isinstance(mask, Tensor) and mask.dim() == 3 and self.in_windows:
-            groups = groups_in(given.pop("mask"), x.shape[0])
+        masks = [name for name, value in given.items() if ROLE_OF.get(name) == "mask" and isinstance(value, Tensor)]
+        if masks and self.in_windows and given[masks[0]].dim() == 3:
+            groups = groups_in(given.pop(masks[0]), x.shape[0])
+            groups = groups._replace(apart=2 * groups.apart) if self.masks_twice else groups
         call = super().unpack(**{**given, self.name_of_x: x})
         if self.reading["asking"] == "the first":
             call = replace(call, x=x[:, :1], keys=x, cross=True)
@@ -160,6 +165,10 @@ class Vision(ByName):
                 grid = given[self.name_of_x]
                 given[name] = tuple(grid.shape[1:3])
                 given[self.name_of_x] = grid.flatten(1, 2)
+        if set(SIDES) <= self.parameters.keys():
+            grid = given[self.name_of_x]
+            given |= dict(zip(SIDES, grid.shape[1:3], strict=True))
+            given[self.name_of_x] = grid.flatten(1, 2)
         yield (), given
 
 
@@ -173,10 +182,15 @@ def _window(module: nn.Module) -> Window | None:
 
 
 def _reduction(module: nn.Module) -> Reduction | None:
-    pool, convolution, norm, act = (module._modules.get(name) for name in ("pool", "sr", "norm", "act"))
-    if not isinstance(convolution, nn.Conv2d) or norm is None or not any(name in parameters_of(module) for name in SIZE):
+    if not any(name in parameters_of(module) for name in (*SIZE, *SIDES)):
         return None
-    return Reduction(pool, convolution, norm, act)
+    inside = module._modules.get("sequence_reduction")
+    held = inside._modules if inside is not None and not isinstance(inside, nn.Conv2d) else module._modules  # Segformer
+    convolution = held.get("sr", held.get("sequence_reduction"))
+    norm = held.get("norm", held.get("layer_norm"))
+    if not isinstance(convolution, nn.Conv2d) or norm is None:
+        return None
+    return Reduction(held.get("pool"), convolution, norm, held.get("act"))
 
 
 def _in_two(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:

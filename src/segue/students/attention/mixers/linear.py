@@ -122,7 +122,7 @@ class LinearMixer(Mixer):
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         sums = torch.addcmul(state["sums"], self._features(k, token_mask).transpose(-1, -2), append_ones(v))
         y = normalise(group_heads(self.of_queries(q), k.shape[1]) @ sums)
-        return y.reshape(q.shape), {"sums": sums}
+        return y.reshape(*q.shape[:3], -1), {"sums": sums}
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None) -> Tensor:
         heads = q.shape[1]

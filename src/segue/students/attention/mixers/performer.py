@@ -66,7 +66,7 @@ class PerformerMixer(Mixer):
         old = state["sums"] * (state["largest"] - largest).exp()
         sums = torch.addcmul(old, k.transpose(-1, -2), append_ones(v) * (logs - largest).exp())
         y = normalise(group_heads(self._query_features(q), key_heads) @ sums, LEAST)
-        return y.reshape(q.shape), {"sums": sums, "largest": largest}
+        return y.reshape(*q.shape[:3], -1), {"sums": sums, "largest": largest}
 
     def accumulate(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
         k, logs = self._key_features(k, token_mask)

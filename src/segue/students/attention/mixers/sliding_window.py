@@ -53,6 +53,7 @@ class SlidingWindowMixer(Mixer):
     """Softmax over the tokens less than `window` away, and over the first `global_tokens`, which themselves see everything."""
 
     supports_causal = True
+    supports_reduction = True
     recurrent = True
     honours = frozenset({"bias", "softcap", "sinks", "window"})
 
@@ -78,6 +79,17 @@ class SlidingWindowMixer(Mixer):
         rows = self._weights(_gather(q, first.positions) @ k.transpose(-1, -2), mask[:, None, None, :], added) @ v
         return local.scatter(2, first.positions[:, None, :, None].expand_as(rows), rows)
 
+    def mix_reduced(
+        self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, places: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Mix with the keys around each query's place; they are few, so that a mask hides the others."""
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+        key, place = torch.arange(k.shape[2], device=k.device), places[:, None]
+        visible = within(self.window, key - place, causal=False) | (torch.minimum(key, place) < self.global_tokens)
+        if token_mask is not None:
+            visible = visible & token_mask[:, None, None]
+        return self._weights(q * self.scale @ k.transpose(-1, -2), visible, bias) @ v
+
     def mix_chunk(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> Tensor:
         k, v, mask, _, first = self._window(k, v, token_mask, state)
         heads, tokens = q.shape[1], q.shape[2]
@@ -98,7 +110,7 @@ class SlidingWindowMixer(Mixer):
         visible = torch.cat([window.mask, first.mask], dim=1)[:, None, None]
         k, v = torch.cat([window.k, first.k], dim=2), torch.cat([window.v, first.v], dim=2)
         weights = self._weights(group_heads(q * self.scale, key_heads) @ k.transpose(-1, -2), visible, grouped=True)
-        return (weights @ v).reshape(q.shape), self._next_state(window)
+        return (weights @ v).reshape(*q.shape[:3], -1), self._next_state(window)
 
     def _weights(self, scores: Tensor, visible: Tensor, bias: Tensor | None = None, grouped: bool = False) -> Tensor:
         """Softmax over the visible keys, with all that the teacher adds to its logits."""

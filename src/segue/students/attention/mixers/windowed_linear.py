@@ -94,7 +94,7 @@ class WindowedLinearMixer(Mixer):
         scores = group_heads(q * self.scale, key_heads) @ k.transpose(-1, -2)
         sharp = self._sharp(scores, None if mask is None else mask[:, None, None], self.near_share.view(key_heads, -1, 1))
         y = normalise(sharp @ v + group_heads(self.of_queries(q), key_heads) @ state["sums"])
-        return y.reshape(q.shape), self._next_state(k, v, mask, state)
+        return y.reshape(*q.shape[:3], -1), self._next_state(k, v, mask, state)
 
     def accumulate(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
         return self._next_state(*self._window(k, v, token_mask, state), state)
