@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from segue.errors import SegueError, SegueWarning
     from segue.plan import Plan
     from segue.sites import Site, Span, select
+    from segue.training.early_stopping import EarlyStopping
+    from segue.training.ema import Ema
     from segue.training.fit import fit
+    from segue.training.guard import Guard
     from segue.training.recipe import Recipe
     from segue.training.tasks import Classification
 
@@ -22,6 +25,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Classification",
+    "EarlyStopping",
+    "Ema",
+    "Guard",
     "Handover",
     "Plan",
     "Recipe",
@@ -50,6 +56,9 @@ __all__ = [
 # Names are imported when they are first used, so that `segue --help` does not wait for torch.
 _MODULE_OF = {
     "Classification": "training.tasks",
+    "EarlyStopping": "training.early_stopping",
+    "Ema": "training.ema",
+    "Guard": "training.guard",
     "Handover": "core.handover",
     "Plan": "plan",
     "Recipe": "training.recipe",

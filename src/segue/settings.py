@@ -30,6 +30,7 @@ FIRST_OPERATORS = (
 ADDED_FIELDS: dict[str, dict[str, Any]] = {f"students.{name}": {"ignore": []} for name in FIRST_OPERATORS}
 ADDED_FIELDS["students.Fourier"]["across"] = "head"
 ADDED_FIELDS["Plan"] = {"phases": []}
+ADDED_FIELDS["Recipe"] = {"guard": None, "ema": None, "early_stopping": None}
 
 
 def public_kinds(module: ModuleType, prefix: str = "") -> dict[str, type[Any]]:

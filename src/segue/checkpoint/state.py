@@ -20,6 +20,7 @@ from segue.checkpoint.restoring import Undo
 from segue.core import randomness, surgery, tensor_files
 from segue.core.building import build_students
 from segue.core.handover import Handover, replace_
+from segue.core.raised import Raised
 from segue.core.shortening import shorten_
 from segue.core.transaction import all_or_nothing
 from segue.errors import CheckpointError, PlanError, SegueWarning
@@ -202,6 +203,8 @@ def _handover_tensors(handover: Handover) -> dict[str, Tensor]:
 def _handover_state(handover: Handover) -> tuple[dict[str, Any], dict[str, Tensor]]:
     schedule = getattr(handover.plan.schedule, "state_dict", lambda: None)()
     state = {"kind": "handover", "segue": handover.describe(), "backbone": _backbone_hash(handover), "schedule": schedule}
+    if handover.raised:
+        state["raised"] = {name: raised.to_list() for name, raised in handover.raised.items()}
     return state, _handover_tensors(handover)
 
 
@@ -240,11 +243,14 @@ def restore_handover_(handover: Handover, saved: Checkpoint, allow_changes: Sequ
                 "load the same pretrained model first. Nothing was changed.",
             )
         changes.require_same(settings_of(state["segue"]), settings_of(handover.describe()), allow_changes)
+        raised = {name: Raised.from_list(data) for name, data in state.get("raised", {}).items()}
+        if not raised.keys() <= handover.seams.keys():
+            raise ValueError(f"alpha is raised at {sorted(raised)!r:.80}")
     with _restoring(handover.model, targets, saved, allow_changes, **parts) as undo:
         if state["schedule"] is not None:
             restoring.load_part(schedule, "schedule", state["schedule"], undo)
         total = state["segue"]["total_steps"] if handover.total_steps is None else None
-        handover.resume_at(step_of(saved), total)
+        handover.resume_at(step_of(saved), total, raised)
 
 
 def restore_training_(model: nn.Module, saved: Checkpoint, allow_changes: Sequence[str] = (), **parts: Any) -> int:

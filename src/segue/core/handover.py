@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from segue.border import NotNegative, PositiveInt, checked
+from segue.border import NotNegative, PositiveInt, Unit, checked
 from segue.core import surgery, views
 from segue.core.auxiliary import AuxiliaryLosses, frozen_original
 from segue.core.backbone import Backbone
@@ -21,11 +21,12 @@ from segue.core.calibrate import Fitted, calibrate
 from segue.core.copying import Copied
 from segue.core.kinds import copied_parameters
 from segue.core.modes import View, Watch
+from segue.core.raised import Raised
 from segue.core.shortening import finished_name, shorten_, unrebuilt, warn_of
 from segue.core.step_state import StepState, checked_total, closed_for_good, closed_in_graphs, progress_at, step_state
 from segue.core.transaction import all_or_nothing
 from segue.core.verify import OptimizerWatch, Verification, require_same_when_shortened, verify
-from segue.errors import HandoverError
+from segue.errors import HandoverError, nearest
 from segue.phases import SCHEDULED, Kind, Phase, at, grouped_by_kind, schedules_of, set_rates
 from segue.plan import Plan, encode
 from segue.schedules import refuse_unmatched
@@ -76,6 +77,7 @@ class Handover(Copied):
         self.model, self.plan, self.sites = model, plan, sites = backbone.model, backbone.plan, backbone.sites
         self.steps_done = 0
         self._total_steps = total_steps
+        self.raised: dict[str, Raised] = {}  # by site: see raise_alpha
         self._ended: str | None = None
         self.backbone_hash: str | None = None  # taken at the first save
         self.on_release: Callable[[str, nn.Module], None] | None = None  # called with a teacher that is about to be released
@@ -128,7 +130,7 @@ class Handover(Copied):
     def total_steps(self, total: int) -> None:
         self._require_running("total_steps")
         total = checked_total(total)
-        self._follow(step_state(self.plan, self.sites, self.steps_done, total))
+        self._follow(step_state(self.plan, self.sites, self.steps_done, total, raised=self.raised))
         self._total_steps = total
 
     @property
@@ -149,27 +151,42 @@ class Handover(Copied):
     def step(self) -> None:
         """Move on by one optimizer step: new alphas, new weights."""
         self._require_running("step()")
-        if self._total_steps is None:
-            raise HandoverError(
-                "step() needs total_steps.",
-                "The handover does not know how long the run is, so it has no progress.",
-                "give replace_(..., total_steps=n), or set handover.total_steps = n before the first step.",
-            )
+        self._require_length("step()")
         self._optimizers.refuse_foreign()
         self.auxiliary.refuse_unused()
         self._go_to(self.steps_done + 1)
 
-    def resume_at(self, step: int, total_steps: int | None = None) -> None:
+    @checked
+    def raise_alpha(self, alphas: Mapping[str, Unit], *, over: PositiveInt) -> None:
+        """Raise alpha at some sites to at least these values; over so many steps it falls back to what the schedule says.
+
+        It is back after half of the steps that are left at the latest, so that alpha reaches 0 in time.
+        """
+        self._require_running("raise_alpha()")
+        for name in alphas:
+            if name not in self.seams:
+                raise HandoverError(f"there is no site {name!r}.", nearest(name, list(self.seams)), "give the name of a site.")
+        if (over := min(over, (self._require_length("raise_alpha()") - self.steps_done) // 2)) <= 0:
+            return
+        now, raised = self.steps_done, dict(self.raised)
+        for name, alpha in alphas.items():
+            before = raised[name].at(now, 0.0) if name in raised else 0.0
+            raised[name] = Raised(float(max(alpha, before)), now, now + over)
+        self._follow(step_state(self.plan, self.sites, now, self._total_steps, raised=raised))
+        self.raised = raised
+
+    def resume_at(self, step: int, total_steps: int | None = None, raised: Mapping[str, Raised] | None = None) -> None:
         """Set the handover to a step of an earlier process, whose forwards have compared the two sides."""
         total = self._total_steps if total_steps is None else checked_total(total_steps)
-        self._follow(step_state(self.plan, self.sites, step, total))  # refuses before it changes anything
-        self._total_steps = total
+        raised = dict(raised or {})
+        self._follow(step_state(self.plan, self.sites, step, total, raised=raised))  # refuses before it changes anything
+        self._total_steps, self.raised = total, raised
         for seam in self.seams.values():
             seam.configure(compared=step > 0)
         self._arrive_at(step)
 
     def _go_to(self, step: int) -> None:
-        self._follow(step_state(self.plan, self.sites, step, self._total_steps))
+        self._follow(step_state(self.plan, self.sites, step, self._total_steps, raised=self.raised))
         self._arrive_at(step)
 
     def _arrive_at(self, step: int) -> None:
@@ -465,6 +482,15 @@ class Handover(Copied):
                 f"This one is {self._ended}; the model is a plain model again.",
                 "start another one with segue.replace_(model, plan).",
             )
+
+    def _require_length(self, what: str) -> int:
+        if self._total_steps is None:
+            raise HandoverError(
+                f"{what} needs total_steps.",
+                "The handover does not know how long the run is, so it has no progress.",
+                "give replace_(..., total_steps=n), or set handover.total_steps = n before the first step.",
+            )
+        return self._total_steps
 
     def require_teachers(self, what: str) -> None:
         self._require_running(what)

@@ -6,10 +6,11 @@ schedule(progress, site) -> alpha -> gate(alpha, noise) -> weight
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 
+from segue.core.raised import Raised
 from segue.errors import PlanError
 from segue.gates import Gate, Noise
 from segue.phases import alpha_of, distill_of, guidance_of, holds
@@ -48,10 +49,14 @@ class StepState:
     distill: float
 
 
-def step_state(plan: Plan, sites: list[Site], step: int, total: int | None) -> StepState:
+def step_state(
+    plan: Plan, sites: list[Site], step: int, total: int | None, *, raised: Mapping[str, Raised] | None = None
+) -> StepState:
     """Ask schedule, gate and losses about a step; change nothing, and refuse values that make no sense."""
     progress = progress_at(step, total)
-    return StepState({site.name: _at(plan, site, step, progress) for site in sites}, distill_of(plan, progress, sites[0]))
+    up = raised or {}
+    found = {site.name: _at(plan, site, step, progress, up.get(site.name)) for site in sites}
+    return StepState(found, distill_of(plan, progress, sites[0]))
 
 
 def progress_at(step: int, total: int | None) -> float:
@@ -94,8 +99,9 @@ def _ahead(step: int, total: int) -> Iterator[int]:
     yield total
 
 
-def _at(plan: Plan, site: Site, step: int, progress: float) -> SiteState:
+def _at(plan: Plan, site: Site, step: int, progress: float, raised: Raised | None = None) -> SiteState:
     alpha = alpha_of(plan, progress, site)
+    alpha = alpha if raised is None else raised.at(step, alpha)
     return SiteState(
         alpha=alpha,
         weight=gate_weight(plan.gate, alpha, Noise(plan.seed, step, site.name), site),

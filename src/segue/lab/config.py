@@ -16,6 +16,9 @@ from segue.lab.models import SentenceClassifier, SmallViT, Timm
 from segue.lab.tasks import ImageTask, SentenceTask, Task
 from segue.plan import Plan
 from segue.settings import Serializer, first_names, public_kinds
+from segue.training.early_stopping import EarlyStopping
+from segue.training.ema import Ema
+from segue.training.guard import Guard
 from segue.training.recipe import Recipe
 
 NAMES = ("experiment", "method", "label", "group")  # of a run for people; they do not change its numbers
@@ -67,7 +70,8 @@ class Run:
         return "-".join("".join(c if c.isalnum() or c in "._%" else "_" for c in part) for part in parts if part != "all")
 
 
-SETTINGS = (ImageTask, SentenceTask, SmallViT, Timm, SentenceClassifier, Plan, Recipe, Stage, Teacher, Run)
+MODELS, TRAINING = (SmallViT, Timm, SentenceClassifier), (Plan, Recipe, Guard, Ema, EarlyStopping)
+SETTINGS = (ImageTask, SentenceTask, *MODELS, *TRAINING, Stage, Teacher, Run)
 SERIALIZER = Serializer(
     kinds=public_kinds(sources) | {kind.__name__: kind for kind in SETTINGS},
     error=ConfigError,

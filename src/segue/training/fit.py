@@ -20,6 +20,7 @@ from segue.core import randomness
 from segue.core.blending import padding_mask
 from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import full
+from segue.errors import ConfigError
 from segue.phases import course, rate, uses_kinds
 from segue.plan import Plan
 from segue.sites import select
@@ -27,7 +28,11 @@ from segue.training import distributed, nonfinite
 from segue.training.batches import Stream
 from segue.training.buffers import StepBuffers
 from segue.training.distributed import Processes
+from segue.training.early_stopping import RunningEarlyStopping
+from segue.training.ema import RunningEma
 from segue.training.evaluation import Evaluator, MetricsLog, RunningMeans, evaluation_steps, flat, named
+from segue.training.good_state import GoodState
+from segue.training.guard import RunningGuard
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
 from segue.training.resume import Checkpoints, Interruption, settings_of
@@ -48,7 +53,14 @@ class Fit:
     steps_per_epoch: int
     history: list[dict[str, Any]]  # the metrics of every evaluation
     seconds: float  # in optimizer steps: evaluations and checkpoints are left out
-    skipped: int  # steps left out because of inf or NaN
+    skipped: int  # steps left out because of inf or NaN, or undone by the guard
+    stopped_at: int | None = None  # the step after which early stopping ended the training
+    best_step: int | None = None  # of the students' best score, where there is early stopping
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What the guard has undone: at which step, why, at which sites, and what it went back to."""
+        return [event for metrics in self.history for event in metrics.get("events", ())]
 
 
 @checked
@@ -86,6 +98,7 @@ def fit(
     FSDP2 has sharded it), and what it learned is in the checkpoint. Launched in several processes, each takes its part of
     every batch; with `split_batches=False` each process reads batches of its own.
     """
+    _require_scores(recipe, validation)
     path = None if folder is None else Path(folder)
     accelerator = distributed.accelerator(recipe, trackers, path)
     processes = Processes(accelerator.device, accelerator.process_index, accelerator.num_processes, split=split_batches)
@@ -112,7 +125,17 @@ def fit(
             name = progress if accelerator.is_main_process else None
             _run(loop, monitor, checkpoints, evaluation_steps(evaluations, total), name)
         per_epoch = max(1, loop.batches_per_epoch // recipe.accumulate)
-        return Fit(model, handover, total, per_epoch, log.history, loop.seconds, loop.skipped)
+        ends = loop.stopping and (loop.stopping.stopped_at, loop.stopping.best_step)
+        return Fit(model, handover, total, per_epoch, log.history, loop.seconds, loop.skipped, *(ends or ()))
+
+
+def _require_scores(recipe: Recipe, validation: Iterable[Any] | None) -> None:
+    if recipe.early_stopping is not None and validation is None:
+        raise ConfigError(
+            "early stopping needs a score.",
+            "fit(validation=None) has no data to score the students on.",
+            "give fit validation batches, or leave Recipe(early_stopping=...) out.",
+        )
 
 
 def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: frozenset[int], name: str | None) -> None:
@@ -127,14 +150,15 @@ def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: fr
     with Interruption() as interruption, closing(Progress(name, loop.total, done=loop.done)) as progress:
         if loop.done == 0:
             monitor.evaluate(progress)
-        while loop.done < loop.total:
+        while not loop.ended:
             loss, signal = loop.step(interruption)
-            last = loop.done == loop.total
-            saves = signal or last or loop.done % checkpoints.every == 0
+            saves = signal or loop.ended or loop.done % checkpoints.every == 0
             if saves:
                 loop.require_finite_weights()
             if loop.done in evaluations:
                 monitor.evaluate(progress)
+            last = loop.ended
+            saves = saves or last
             progress(loop.done, monitor.status(loss))
             if saves:
                 checkpoints.save(loop)
@@ -143,6 +167,7 @@ def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: fr
                 interruption.leave(signal, f"stopped at step {loop.done} of {loop.total}; {checkpoints}")
         if caught := loop.caught_anywhere(interruption):  # in the last step, whose checkpoint is written
             interruption.leave(caught, f"stopped after the last step; {checkpoints}")
+    loop.finish()
     for tracker in loop.accelerator.trackers:  # not end_training(), which also ends the process group
         tracker.finish()
 
@@ -176,6 +201,12 @@ class Loop:
         self.raw_optimizer.zero_grad()  # gradients of the user's own backward are not part of the first step
         self.buffers = StepBuffers(self._with_buffers()) if recipe.on_nan == "skip" else None
         self.weights = FiniteWeights(model, handover, processes)
+        self.ema = None if recipe.ema is None else RunningEma(recipe.ema, self.parameters, model)
+        self.stopping = None if recipe.early_stopping is None else RunningEarlyStopping(recipe.early_stopping, self)
+        self.guard: RunningGuard | None = None
+        if recipe.guard is not None:
+            parts = self.parameters, self.raw_optimizer, self._with_buffers(), accelerator.scaler, self.ema
+            self.guard = RunningGuard(recipe.guard, GoodState(*parts), handover)
         self.means = RunningMeans([] if handover is None else list(handover.seams), accelerator.device)
         self.batches_per_epoch = stream.per_epoch or total * recipe.accumulate
         self.done = 0
@@ -187,30 +218,41 @@ class Loop:
         """Take one optimizer step; return its loss and the signal that any process caught."""
         begun = time.perf_counter()
         self.recipe.set_rate(self.raw_optimizer, self.done, self.total, self.phases)
+        if self.guard is not None:
+            self.guard.begin(self.done)
+            self._slow_down(self.guard.rate(self.done))
         if self.buffers is not None:
             self.buffers.keep()
-        batches, total = self._backward()
+        batches, total, measured = self._backward()
         self.accelerator.unscale_gradients()
         norms = self._site_norms()
         norm = full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
         shared = torch.stack([total, torch.tensor(float(interruption.caught), device=total.device)])
-        mean, signal = (self.processes.total(shared) / self.processes.world).tolist()
+        if self.guard is not None:
+            shared = torch.cat([shared, measured, norms])
+        mean, signal, *of_guard = (self.processes.total(shared) / self.processes.world).tolist()
         scaled = self.accelerator.scaler is not None  # fp16: its scaler skips steps whose gradient overflows
-        if math.isfinite(mean) and (scaled or math.isfinite(norm.item())):
+        finite = math.isfinite(mean) and (scaled or math.isfinite(norm.item()))
+        spike = None if self.guard is None else self.guard.judge(self.done, [mean, *of_guard], finite=finite)
+        if finite and spike is None:
             if self.recipe.clip is not None:
                 nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
             self.optimizer.step()
             taken = not self.optimizer.step_was_skipped
-        elif self.recipe.on_nan == "stop":
+        elif self.guard is None and self.recipe.on_nan == "stop":
             raise nonfinite.error(self._search().find(batches, mean), self.done, mean, norm.item(), self.checkpoint)
         else:
             taken = False
         if taken:
             self.means.add(mean, norms)
+            if self.ema is not None:
+                self.ema.update()
         else:
             self.skipped += 1
             if self.buffers is not None:
                 self.buffers.restore()
+        if self.guard is not None and spike is not None:
+            self.guard.restore(spike, self.checkpoint, lambda: self._search().find(batches, mean))
         self.optimizer.zero_grad()
         if self.handover is not None:
             self.handover.step()
@@ -222,7 +264,7 @@ class Loop:
     def rate(self) -> float:
         """The learning rate of the next step, of new parameters."""
         whose, step, steps = course(self.recipe, self.phases, self.done, self.total)
-        return rate(whose or self.recipe, step, steps)
+        return rate(whose or self.recipe, step, steps) * (1.0 if self.guard is None else self.guard.rate(self.done))
 
     def _with_buffers(self) -> list[nn.Module]:
         """Return what runs in a step and may update its buffers."""
@@ -234,9 +276,13 @@ class Loop:
         parts = self.model, self.handover, self.loss_fn, self.processes, self.accelerator.autocast
         return nonfinite.Search(*parts, sharded=sharded)
 
-    def _backward(self) -> tuple[list[nonfinite.MicroBatch], Tensor]:
-        """Add up the gradients of the batches of one step; return this process' parts of them and their loss."""
+    def _backward(self) -> tuple[list[nonfinite.MicroBatch], Tensor, Tensor]:
+        """Add up the gradients of the batches of one step; return this process' parts of them, their loss and its parts.
+
+        The parts, for the guard, are what guidance and distillation add up to, and the guidance at each site.
+        """
         total = torch.zeros((), device=self.accelerator.device)
+        measured = torch.zeros(1 if self.handover is None else 1 + len(self.handover.seams), device=total.device)
         batches = []
         for micro in range(self.recipe.accumulate):
             batch, weight = self.processes.part(next(self.stream))
@@ -251,7 +297,21 @@ class Loop:
                 share = weight / self.recipe.accumulate
                 self.accelerator.backward(loss * share)
             total += loss.detach().float() * share
-        return batches, total
+            if self.guard is not None and self.handover is not None:
+                measured += self._auxiliary(self.handover, padding_mask(batch)) * share
+        return batches, total, measured
+
+    def _auxiliary(self, handover: Handover, mask: Tensor | None) -> Tensor:
+        """Return the sum of guidance and distillation and the guidance at each site, which are computed already."""
+        parts = {name: part.detach().float().to(self.accelerator.device) for name, part in handover.losses(mask).items()}
+        none = torch.zeros((), device=self.accelerator.device)
+        of_sites = [parts.get(f"guidance/{name}", none) for name in handover.seams]
+        return torch.stack([sum(parts.values(), start=none), *of_sites])
+
+    def _slow_down(self, factor: float) -> None:
+        if factor != 1.0:
+            for group in self.raw_optimizer.param_groups:
+                group["lr"] *= factor
 
     def _without_reduction(self) -> AbstractContextManager[Any]:
         """Keep gradients in this process until the last batch of a step."""
@@ -264,7 +324,19 @@ class Loop:
         for seam in () if self.handover is None else self.handover.seams.values():
             gradients = [p.grad for p in seam.student.parameters() if p.grad is not None]
             norms.append(full(nn.utils.get_total_norm(gradients)).to(self.accelerator.device))
-        return torch.stack(norms) if norms else torch.zeros(0)
+        return torch.stack(norms) if norms else torch.zeros(0, device=self.accelerator.device)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all steps are taken, or early stopping has ended the training."""
+        return self.done >= self.total or (self.stopping is not None and self.stopping.stopped_at is not None)
+
+    def finish(self) -> None:
+        """Give the model the weights that the recipe wants in the end; the checkpoint holds those of the last step."""
+        if self.stopping is not None and self.stopping.weights:
+            self.stopping.apply()
+        elif self.ema is not None and self.ema.settings.final and self.ema.weights:
+            self.ema.apply()
 
     def require_finite_weights(self) -> None:
         """Raise if training has made a weight or buffer inf or NaN."""
@@ -287,7 +359,12 @@ class Loop:
             "seconds": self.seconds,
             "skipped": self.skipped,
             "running_means": self.means.state_dict(),
+            **{name: part.state_dict() for name, part in self._optional().items()},
         }
+
+    def _optional(self) -> dict[str, RunningGuard | RunningEma | RunningEarlyStopping]:
+        found = {"guard": self.guard, "ema": self.ema, "early_stopping": self.stopping}
+        return {name: part for name, part in found.items() if part is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where an earlier process stopped."""
@@ -299,6 +376,9 @@ class Loop:
             raise ValueError(f"{skipped!r:.20} of {self.total} steps were skipped, in {seconds!r:.20} seconds")
         self.seconds, self.skipped = seconds, skipped
         self.means.load_state_dict(state["running_means" if "running_means" in state else "since_look"])  # 0.1.0
+        for name, part in self._optional().items():
+            if name in state:  # a guard may be added to a run, and what else is allowed to change
+                part.load_state_dict(state[name])
 
 
 @dataclass(frozen=True)
@@ -315,7 +395,12 @@ class Monitor:
         """Measure the model as it is now, and log it."""
         with randomness.kept():  # the number of evaluations must not change what is learned
             metrics = self._metrics()
+            metrics |= self._averaged(metrics)
+        if self.loop.guard is not None and (events := self.loop.guard.take_events()):
+            metrics["events"] = events
         self.log.add(metrics)
+        if self.loop.stopping is not None:
+            self.loop.stopping.observe(metrics)
         if self.on_eval is not None:
             with progress.hidden():
                 self.on_eval(metrics)
@@ -341,6 +426,16 @@ class Monitor:
         if self.measure is not None:
             metrics |= named(self.measure(handover), "measure")
         return metrics
+
+    def _averaged(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Score the averaged weights of the students, or of a plain model; before the first step they are the weights."""
+        ema, handover = self.loop.ema, self.loop.handover
+        if ema is None or self.evaluator is None:
+            return {}
+        if not ema.weights:
+            return {"ema": metrics["scores" if handover is None else "students"]}
+        with ema.applied(), nullcontext() if handover is None else handover.as_student():
+            return {"ema": self.evaluator(self.loop.model)}
 
     def status(self, loss: float) -> str:
         """Say in one line how the training stands."""

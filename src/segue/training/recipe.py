@@ -14,6 +14,9 @@ from torch.optim.optimizer import Optimizer
 from segue.border import Count, NotNegative, PositiveFloat, PositiveInt, Rule, Seed, Unit, checked
 from segue.errors import ConfigError
 from segue.phases import Kind, Phase, Rates, grouped_by_kind, peak, rate, set_rates
+from segue.training.early_stopping import EarlyStopping
+from segue.training.ema import Ema
+from segue.training.guard import Guard
 
 Beta = Annotated[float, Rule("a number from 0 to below 1", lambda value: 0 <= value < 1)]  # of AdamW
 
@@ -42,6 +45,9 @@ class Recipe:
     compile: bool = False
     shard: bool = False  # FSDP2 instead of DDP, where there is more than one process
     on_nan: Literal["stop", "skip"] = "stop"
+    guard: Guard | None = None  # restore the last good state after a spike, inf or NaN
+    ema: Ema | None = None  # average the weights that train
+    early_stopping: EarlyStopping | None = None
     seed: Seed = 0  # of the order of shuffled batches, dropout and whatever else draws while training
 
     def __post_init__(self) -> None:

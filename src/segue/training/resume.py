@@ -60,18 +60,24 @@ class Interruption:
 
 
 MOST_ACCUMULATED = 1_000_000  # batches in a step, in a checkpoint that can be right
-FREE = ("steps", "epochs", "compile", "shard", "on_nan")  # of a recipe: the length is compared as total_steps
+FREE = ("steps", "epochs", "compile", "shard", "on_nan", "guard")  # of a recipe: the length is compared as total_steps
 
 
 def settings_of(loop: Loop) -> dict[str, Any]:
     """Return what shapes a training besides the plan and its length, by name, as plain data."""
-    recipe = {f.name: encode(getattr(loop.recipe, f.name)) for f in dataclasses.fields(loop.recipe) if f.name not in FREE}
+    recipe = {f.name: _plain(getattr(loop.recipe, f.name)) for f in dataclasses.fields(loop.recipe) if f.name not in FREE}
     settings = {f"recipe.{name}": value for name, value in recipe.items()}
     if isinstance(loop.loss_fn, Classification):  # a loss of the user's own cannot be compared
         settings["loss.label_smoothing"] = loop.loss_fn.label_smoothing
     readers = 1 if loop.processes.split else loop.processes.world
     batches = {"per_epoch": loop.stream.per_epoch, "first": loop.stream.first, "processes": readers}
     return settings | {f"batches.{name}": value for name, value in batches.items()}
+
+
+def _plain(setting: Any) -> Any:
+    if not dataclasses.is_dataclass(setting) or isinstance(setting, type):
+        return encode(setting)
+    return {"kind": type(setting).__name__, **dataclasses.asdict(setting)}
 
 
 class Checkpoints:
