@@ -93,6 +93,9 @@ OTHER = {  # another valid value where half, twice or not would make no sense
     "data_fraction": 0.5,
     "evaluations": (1, 2),
     "diagnostics": (),
+    "guard": segue.Guard(),
+    "ema": segue.Ema(),
+    "early_stopping": segue.EarlyStopping(),
 }
 
 

@@ -158,10 +158,14 @@ class RunningGuard:
         return [held, list(self.handover.auxiliary.guidance), self.handover.auxiliary.distill > 0]
 
     def _growth(self, measured: Sequence[float]) -> list[float]:
-        """Return by how much the error or the gradient norm of each site exceeds what it usually is."""
+        """Return by how much the error of each site exceeds what it usually is; where no site is guided, its gradient norm.
+
+        An error belongs to its site, while a large gradient passes on to all sites before.
+        """
         pairs = zip(measured, self.usual or [0.0] * len(measured), strict=True)
         grown = [math.inf if not math.isfinite(now) else now / usual if usual > 0 else 0.0 for now, usual in pairs]
-        return [max(both) for both in zip(grown[: len(self.sites)], grown[len(self.sites) :], strict=True)]
+        errors, norms = grown[: len(self.sites)], grown[len(self.sites) :]
+        return errors if any(errors) else norms
 
     def _responsible(self, growth: Sequence[float]) -> list[str]:
         largest = max(growth, default=0.0)
