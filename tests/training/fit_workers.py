@@ -76,7 +76,8 @@ class Watched(Classification):
 def fit(
     engine: str, plan: segue.Plan | None, *, loss: Any = None, batches: Any = None, dropout: float = 0.0, **more: Any
 ) -> Any:
-    recipe = {name: more.pop(name) for name in ("accumulate", "on_nan", "steps") if name in more}
+    own = ("accumulate", "on_nan", "steps", "guard", "ema", "early_stopping")
+    recipe = {name: more.pop(name) for name in own if name in more}
     recipe_type = more.pop("recipe_type", segue.Recipe)
     settings = {"evaluations": (1, 4), "validation": VALIDATION, "progress": None, "checkpoint_every": 3, **more}
     return segue.fit(
@@ -221,6 +222,40 @@ def broken(engine: str, folder: Path) -> dict[str, Any]:
     return found
 
 
+def guarded(engine: str, folder: Path) -> dict[str, Any]:
+    """A NaN in the part of one process, and a huge batch, are undone by both; stopped and resumed; averaged; ended early."""
+    batches = CountedBatches(count=14, size=5).batches
+    batches[7][0][4] = math.nan  # of the second process
+    batches[10] = (batches[10][0] * 1e4, batches[10][1])
+    settings: dict[str, Any] = {
+        "steps": 14,
+        "batches": batches,
+        "guard": segue.Guard(warmup=4, window=6, every=3, recovery=4),
+        "ema": segue.Ema(decay=0.9, final=True),
+        "early_stopping": segue.EarlyStopping(score="loss", mode="min", patience=2, restore_best=True),
+        "evaluations": (3, 8, 9, 10, 12, 14),
+        "dropout": 0.2,
+        "checkpoint_every": 8,
+    }
+    schedule = segue.schedules.Linear(start=0.4, until=0.5)
+    plan = METHODS.dcr_dfg(sites=SITES, schedule=schedule, train="all")
+    place = folder / f"{engine}, guarded"
+    undisturbed = fit(engine, plan, folder=place / "undisturbed", **settings)
+    try:
+        fit(engine, plan, folder=place / "run", loss=Stopping("error", 9), **settings)
+    except RuntimeError as error:
+        assert str(error) == "the power failed"  # noqa: PT017
+    again = fit(engine, plan, folder=place / "run", resume=True, **settings)
+    return {
+        "events": undisturbed.events,
+        "points": without_times(undisturbed.history),
+        "resumed points": without_times(again.history),
+        "ends": [(one.stopped_at, one.best_step) for one in (undisturbed, again)],
+        "weights": weights(undisturbed.model),
+        "resumed": weights(again.model),
+    }
+
+
 class Normed(nn.Module):
     """A student with batch-norm statistics."""
 
@@ -311,6 +346,7 @@ JOBS: tuple[Callable[[str, Path], dict[str, Any]], ...] = (
     track,
     lab,
     broken,
+    guarded,
     failed,
 )
 

@@ -148,6 +148,20 @@ def test_a_nan_in_one_process_stops_both_or_is_left_out_by_both(engine, ranks):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_guard_average_and_early_stopping_agree_in_all_processes_and_resume_bit_for_bit(engine, ranks):
+    first, second = ranks[f"guarded {engine}"]
+    assert [(event["step"], event["kind"]) for event in first["events"]] == [(7, "not finite"), (10, "loss")]
+    for name in ("events", "points", "ends"):
+        assert first[name] == second[name]
+    assert same_state(first["weights"], second["weights"])
+    for found in (first, second):
+        assert found["resumed points"] == found["points"]
+        assert found["ends"][0] == found["ends"][1]
+        assert found["ends"][0][1] is not None
+        assert same_state(found["resumed"], found["weights"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_training_that_fails_in_several_processes_leaves_the_model_as_it_was(engine, ranks):
     for found in ranks[f"failed {engine}"]:
         assert [restored for restored, _ in found.values()] == [True, True]
