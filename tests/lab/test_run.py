@@ -16,7 +16,7 @@ import segue
 from segue.checkpoint.lock import FILE, locked
 from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
-from segue.lab.config import config_hash, from_dict
+from segue.lab.config import config_hash, from_dict, to_dict
 from segue.lab.run import Drift, block_of, is_finished, run
 from segue.lab.teachers import teacher_model
 from segue.reporting import records as results
@@ -129,6 +129,22 @@ def test_the_final_score_is_that_of_the_model_which_is_kept(place):
     assert result.train_info.points[-1].students == scored(model, loaded.validation)
     assert result.final == result.train_info.final["accuracy"]
     assert model.segue["plan"]["sites"] == ["blocks.0.attn", "blocks.1.attn"]
+
+
+def test_the_kept_model_has_the_averaged_or_the_best_weights_that_were_scored(place):
+    stopping = segue.EarlyStopping(score="loss", mode="min", patience=2, restore_best=True)
+    recipe = segue.Recipe(steps=30, lr=3e-2, guard=segue.Guard(), ema=segue.Ema(decay=0.9, final=True), early_stopping=stopping)
+    run_config = config("dcr", recipe=recipe, evaluations=30)
+    assert from_dict(to_dict(run_config)) == run_config
+    train = run(run_config, place / "best", keep_model=True).train_info
+    assert train.best_step < train.stopped_at < 30
+    assert train.stopped_at == train.points[-1].step
+    assert train.flops == train.points[-1].flops
+    model = segue.load_(TASK.load().build(7), place / "best" / "model").eval()
+    assert train.final == scored(model, TASK.load().final)
+    best = next(point for point in train.points if point.step == train.best_step)
+    assert best.ema == scored(model, TASK.load().validation)
+    assert best.ema["loss"] == min(point.ema["loss"] for point in train.points if point.alpha == 0)
 
 
 @pytest.mark.filterwarnings("ignore:the plan's student")

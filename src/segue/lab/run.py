@@ -22,6 +22,7 @@ from segue.checkpoint.lock import locked_on_rank_0
 from segue.core.backbone import evaluating
 from segue.core.blending import first_floating, padding_mask
 from segue.core.handover import Handover
+from segue.core.tensor_files import full
 from segue.diagnostics.costs import Cost, cost
 from segue.diagnostics.recorder import Recorder
 from segue.errors import ConfigError
@@ -103,7 +104,7 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
         points=[_point(point, flops) for point in fitted.history],
         final=final,
         seconds=fitted.seconds,
-        flops=flops[fitted.total_steps],
+        flops=flops[fitted.stopped_at or fitted.total_steps],
         step_flops={
             "students": micro * float(bill.student_only.flops),
             "blend": micro * float(max(bill.per_step[1:] or bill.per_step)),  # the first step also compares the two sides
@@ -112,12 +113,16 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
         cost=bill.to_dict(),
         peak_memory=_peak_memory(processes.device),
         skipped_steps=fitted.skipped,
+        stopped_at=fitted.stopped_at,
+        best_step=fitted.best_step,
     )
     result = Result(run_info=_run_info(config, folder), train_info=train_info, meta_info=meta_info_of(begun, processes.world))
     if keep_model:
         plain, _ = teacher_model(config.teacher, folder.parent.parent / "teachers", everything)  # `model` may be sharded
         own = {part: getattr(config.plan, part) for part in ("student", "gate", "schedule", "guidance", "distill")}
         handover: Handover = checkpoint.load_(plain, folder / "checkpoints", **own)  # a lambda cannot be saved by name
+        if config.recipe.ema is not None or config.recipe.early_stopping is not None:  # the checkpoint holds the last weights
+            handover.model.load_state_dict({name: full(value) for name, value in fitted.model.state_dict().items()})
         checkpoint.save(handover.finalize_(force=True), folder / "model")
     if processes.rank == 0:
         results.write(result, folder)

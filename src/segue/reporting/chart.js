@@ -203,7 +203,7 @@ const Chart = (() => {
     }
   }
 
-  // A panel is {title, axis, percent, log, low, reference, referenceName, named, read, series: [{name, style, colour, faint, points: [x, mean, half]}]}.
+  // A panel is {title, axis, percent, log, low, reference, referenceName, named, read, series: [{name, style, colour, faint, points: [x, mean, half], marks: [x]}]}.
   function draw(panel, clip) {
     const box = element("div", { class: "panel" });
     if (panel.title) box.append(element("h3", {}, panel.title));
@@ -262,6 +262,9 @@ const Chart = (() => {
         if (shown.length < 2 || i % every === (index * Math.max(1, Math.floor(every / 4))) % every) inside.append(marker(one.style.marker, at.x(point[0]), at.y(point[1]), 3, one.colour));
       });
     });
+    for (const one of panel.series) {
+      for (const mark of one.marks ?? []) inside.append(svg("line", { class: "restore", x1: at.x(mark), x2: at.x(mark), y1: at.inner.bottom - 8, y2: at.inner.bottom, stroke: one.colour, "stroke-width": 2 }));
+    }
     if (namedAtEnds(panel, width)) nameEnds(plot, panel, at);
     return at;
   }

@@ -49,6 +49,7 @@ class Point:
     loss: float | None = None  # of training, mean since the previous evaluation, guidance included
     blend: dict[str, float] = field(default_factory=dict)  # scores of the model as it trains, teachers included, by name
     students: dict[str, float] = field(default_factory=dict)  # scores of the students alone
+    ema: dict[str, float] = field(default_factory=dict)  # and of their averaged weights
     cosine: dict[str, float] = field(default_factory=dict)  # interface cosine by site, on the students' own activations
     relative_error: dict[str, float] = field(default_factory=dict)  # by site, likewise
     gradient_norm: dict[str, float] = field(
@@ -64,6 +65,7 @@ class Point:
     curvature_bound: dict[str, float] = field(default_factory=dict)  # the paper's bound on it
     path_rise: dict[str, float] = field(default_factory=dict)  # of the loss from a site's teacher to its student
     path_bound: dict[str, float] = field(default_factory=dict)  # the paper's bound on it
+    events: list[dict[str, Any]] = field(default_factory=list)  # what the guard has undone since the previous evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,8 @@ class TrainInfo:
     step_flops: dict[str, float]  # of one step: students alone, the most expensive step of the plan, a full teacher pass
     peak_memory: int  # bytes: of the GPU, or of the process
     skipped_steps: int = 0
+    stopped_at: int | None = None  # the step of early stopping
+    best_step: int | None = None  # and of the best score until then
     cost: dict[str, Any] = field(default_factory=dict)  # of the plan by phase (segue.cost), for one micro-batch
 
 

@@ -29,6 +29,19 @@ def test_evaluations_at_different_steps_are_interpolated_and_noted():
     assert any("and their curves interpolated: DCR" in note for note in found.groups[0].notes)
 
 
+def test_restores_of_all_seeds_are_marked_on_every_axis():
+    def restored(*steps):
+        return lambda i, p: replace(p, epoch=2.0 * p.step, events=[{"step": step} for step in steps] if i == 1 else [])
+
+    runs = [with_points(scored([0.0, 0.8], seed=seed), restored(*steps)) for seed, steps in enumerate([(5,), (), (2, 20)])]
+    found = summarize(runs)
+    line = found.groups[0].methods[0].line
+    assert line.restores == [2, 5, 20]
+    assert line.marks(line.epoch) == [4, 10, 40]
+    assert any("DCR: the guard has restored a good state 3 times" in note for note in found.groups[0].notes)
+    assert gather([scored([0.0, 0.8])], ["blocks.0.attn"]).restores == []
+
+
 def test_a_shorter_seed_is_not_drawn_beyond_its_end():
     found = summarize([scored([0.0, 0.2], seed=0), scored([0.0, 0.4, 0.8], seed=1)])
     curve = found.groups[0].methods[0].line.overall["students"]

@@ -15,7 +15,7 @@ from segue.lab.report import figures
 from segue.lab.report.summary import summarize
 from segue.reporting.palette import line_styles
 from segue.reporting.records import Point, Result
-from tests.lab.report.saved_runs import LABELS, grid, run
+from tests.lab.report.saved_runs import LABELS, grid, run, with_points
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +109,15 @@ def test_lines_are_means_and_bands_are_intervals():
     top = axes.collections[0].get_paths()[0].vertices[:, 1].max()
     assert top == pytest.approx(max(100 * ((m or 0) + (h or 0)) for m, h in zip(curve.mean, curve.half, strict=True)))
     assert list(axes.lines[1].get_ydata()) == pytest.approx([91.0, 91.0])  # the teacher
+
+
+def test_restores_are_ticks_at_the_bottom_in_the_colour_of_their_method():
+    runs = small(methods=1)
+    marked = [with_points(run, lambda i, p: replace(p, events=[{"step": p.step - 5}] if i == 2 else [])) for run in runs]
+    line = summarize(marked).groups[0].methods[0].line
+    curve, ticks = figure_of(marked, "accuracy").axes[0].lines[:2]
+    assert list(ticks.get_xdata()) == line.marks(line.epoch) != []
+    assert (ticks.get_marker(), ticks.get_color(), set(ticks.get_ydata())) == ("|", curve.get_color(), {0.0})
 
 
 @pytest.mark.parametrize("name", ["drift", "depth"])

@@ -15,7 +15,7 @@ from segue.lab.report import figures
 from segue.lab.report import page as report
 from segue.lab.report.summary import summarize
 from tests.lab.report.pages import LONG, NASTY, data_in, has_lines, page_of
-from tests.lab.report.saved_runs import LABELS, grid, run, save
+from tests.lab.report.saved_runs import LABELS, grid, run, save, with_points
 
 pytest.importorskip("matplotlib", reason="the report draws with matplotlib (pip install segue[lab])")
 
@@ -111,7 +111,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     kinds = {
         "whole": grid(groups=["100 %", "5 %"], seeds=3, evaluations=11, sites=5),
-        "single": [run(evaluations=4, sites=1)],
+        "single": [with_points(run(evaluations=4, sites=1), lambda i, p: replace(p, events=[{"step": p.step - 3}] * (i == 2)))],
         "nasty": [
             run(label=NASTY, method=NASTY, group=NASTY, evaluations=3, sites=2, config={NASTY: NASTY}),
             run(evaluations=3, group=LONG, label=LONG),
@@ -287,6 +287,13 @@ def test_one_seed_is_said_to_have_no_interval(visit):
     assert "One seed per method: there are no intervals." in page.locator("#notes").inner_text()
     assert "±" not in page.locator("#table tbody").inner_text()
     assert page.locator("#wins-card").is_hidden()
+
+
+def test_what_a_guard_has_restored_is_marked(visit):
+    page = visit("single")
+    page.locator("#figure-accuracy .restore").first.wait_for(state="attached")
+    assert page.locator("#figure-accuracy .restore").count() == 1
+    assert visit("whole").locator(".restore").count() == 0
 
 
 def test_dark_follows_the_system_and_the_button(visit):

@@ -43,6 +43,12 @@ class Line:
     overall: dict[str, Curve]  # by quantity of OVERALL
     by_site: dict[str, dict[str, Curve]]  # by quantity of BY_SITE, then by site
     interpolated: bool  # the seeds were evaluated at different steps
+    restores: list[float]  # the steps, of all seeds, that the guard has undone
+
+    def marks(self, along: Sequence[float]) -> list[float]:
+        """Return the places of the restores on an axis, on which the steps are at these places."""
+        places = list(zip(self.step, along, strict=True))
+        return [place for place in on_steps(places, self.restores) if place is not None]
 
 
 def finite(value: float | None) -> float | None:
@@ -77,6 +83,7 @@ def gather(runs: Sequence[Result], sites: Sequence[str]) -> Line:
             for quantity in BY_SITE
         },
         interpolated=any(evaluated != set(steps) for evaluated in own),
+        restores=sorted(float(event["step"]) for run in runs for point in run.train_info.points for event in point.events),
     )
 
 

@@ -91,7 +91,13 @@ def notes(by_method: Mapping[str, Sequence[Result]], methods: Sequence[Method]) 
                 "(diverged or not measured); the means are over the others."
             )
         skipped = sum(run.train_info.skipped_steps for run in by_method[method.method])
-        if skipped:
+        restores = len(method.line.restores)
+        if restores:
+            found.append(
+                f"{shortened(method.label)}: the guard has restored a good state {counted(restores, 'time')} over all seeds "
+                "(ticks at the bottom of the curves)."
+            )
+        elif skipped:
             found.append(f"{shortened(method.label)}: {counted(skipped, 'step')} skipped over all seeds.")
     if len({frozenset(method.seeds) for method in methods}) > 1:
         found.append("The methods have different seeds; differences are over those that both have.")

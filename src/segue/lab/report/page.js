@@ -55,6 +55,7 @@
     return visible().map((method) => ({
       name: faint ? `${method.label}, ${faint}` : method.label,
       style: method, colour: colour(method), faint: Boolean(faint), points: points(group().lines[method.id].x[axis], read(group().lines[method.id])),
+      marks: faint ? [] : group().lines[method.id].marks[axis],
     }));
   }
 

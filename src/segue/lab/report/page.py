@@ -171,9 +171,10 @@ def _win(method: Method, group: Group, summary: Summary) -> dict[str, Any]:
 
 
 def _line(method: Method) -> dict[str, Any]:
-    line = method.line
+    line, axes = method.line, ("epoch", "seconds", "flops", "progress")
     return {
-        "x": {axis: [_rounded(x) for x in getattr(line, axis)] for axis in ("epoch", "seconds", "flops", "progress")},
+        "x": {axis: [_rounded(x) for x in getattr(line, axis)] for axis in axes},
+        "marks": {axis: [_rounded(x) for x in line.marks(getattr(line, axis))] for axis in axes},
         "overall": {quantity: _curve(line.overall[quantity]) for quantity in OVERALL},
         "sites": {quantity: [_curve(curve) for curve in line.by_site[quantity].values()] for quantity in BY_SITE},
     }

@@ -22,6 +22,7 @@ class Drawn:
     mean: Sequence[float | None]
     half: Sequence[float | None]
     faint: bool = False  # a second curve of the same method
+    marks: Sequence[float] = ()  # where the guard has restored a state
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,14 @@ class GroupPanels:
         self, x: Callable[[Line], Sequence[float]], y: Callable[[Method], Curve], times: float = 1.0, *, faint: bool = False
     ) -> list[Drawn]:
         """Return one curve of every method that has it."""
-        return [
-            Drawn(
-                method.label,
-                self.style_of[method.method],
-                x(method.line),
-                _scaled(curve.mean, times),
-                _scaled(curve.half, times),
-                faint,
-            )
-            for method in self.group.methods
-            if (curve := y(method)).known
-        ]
+        found = []
+        for method in self.group.methods:
+            curve, along = y(method), x(method.line)
+            if curve.known:
+                marks = () if faint or len(along) != len(method.line.step) else method.line.marks(along)
+                means, halves = _scaled(curve.mean, times), _scaled(curve.half, times)
+                found.append(Drawn(method.label, self.style_of[method.method], along, means, halves, faint, marks))
+        return found
 
     def at_sites(self, quantity: str, y_label: str, *, log: bool = False) -> list[Panel]:
         """Show one quantity at the first, a middle and the last site."""
