@@ -13,6 +13,7 @@ from benchmarks import (
     bars,
     compiled,
     decoding,
+    guarding,
     machine,
     memory,
     mixers,
@@ -155,6 +156,7 @@ def sections(results: Results) -> dict[str, Callable[[], list[str]]]:
         "saturation": ("Saturation", saturation.section),
         "profile": ("Profile", lambda result: seam_profile.section(result, steps)),
         "skipping": ("Steps that may be skipped", skipping.section),
+        "guarding": ("Steps under a guard", guarding.section),
         "mixers": ("Mixers", mixers.section),
         "decoding": ("Decoding", decoding.section),
     }

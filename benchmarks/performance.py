@@ -23,6 +23,7 @@ from benchmarks import (
     compiled,
     decoding,
     figures,
+    guarding,
     machine,
     memory,
     mixers,
@@ -46,6 +47,7 @@ MEASUREMENTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "saturation": saturation.measure,
     "profile": seam_profile.measure,
     "skipping": skipping.measure,
+    "guarding": guarding.measure,
     "mixers": mixers.measure,
     "decoding": decoding.measure,
     "compiled": compiled.measure,  # last, because it leaves the compiler's threads behind

@@ -14,6 +14,7 @@ import torch
 from benchmarks import (
     compiled,
     decoding,
+    guarding,
     machine,
     mixer_figures,
     mixers,
@@ -194,6 +195,20 @@ def test_skipping_copies_the_statistics_of_batch_norm_and_nothing_of_a_transform
     assert len(rows) == 2
     assert f"{statistics_of_norms:,} bytes" in rows[0]
     assert Settings().pairs == 200
+
+
+def test_a_guard_copies_the_weights_that_train_and_their_moments():
+    settings = dataclasses.replace(smoke(), pairs=25)  # more than there are from one copy to the next
+    result = guarding.measure(settings)
+    students, everything = (point["copied"] for point in result["points"])
+    model = timm.create_model(smoke().model, num_classes=smoke().classes, img_size=smoke().image, **smoke().model_options)
+    parameters = list(model.parameters())
+    assert everything == 4 * (3 * sum(p.numel() for p in parameters) + len(parameters))  # and AdamW's count of steps
+    assert 0 < students < everything
+    assert all(len(times) == 25 for point in result["points"] for times in point["milliseconds"].values())
+    rows = [line for line in guarding.section(result) if "bytes, 1 in 20" in line]
+    assert len(rows) == 2
+    assert f"{students:,} bytes" in rows[0]
 
 
 def test_a_plan_tells_the_kinds_of_its_steps():

@@ -214,9 +214,20 @@ def test_retries_raise_more_and_go_slower_and_a_new_good_state_forgives():
     ]
 
 
-def test_a_jump_of_alpha_is_no_spike_and_neither_is_another_loss():
-    schedule = segue.schedules.Hold(fraction=0.5, then=segue.schedules.Constant(alpha=0.0))
-    plan = segue.Plan(sites=SITES, schedule=schedule, guidance=segue.losses.FeatureGuidance())
+JUMPS = {
+    "held, then closed": {"schedule": segue.schedules.Hold(fraction=0.5, then=constant(0.0))},
+    "two phases": {
+        "phases": (
+            segue.phases.Phase(name="fit", length=0.5, local=True, task=0.0),
+            segue.phases.Phase(name="alone", guidance=0.0),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_jump_of_alpha_is_no_spike_and_neither_is_another_loss(jump):
+    plan = segue.Plan(sites=SITES, guidance=segue.losses.FeatureGuidance(), **JUMPS[jump])
     model = Net()
     with torch.no_grad():
         model.head.weight.mul_(30.0)  # a confident model, whose loss rises when its students take over untrained

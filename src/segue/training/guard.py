@@ -155,7 +155,8 @@ class RunningGuard:
         if self.handover is None:
             return []
         held = [name for name, seam in self.handover.seams.items() if seam.state.hold]
-        return [held, list(self.handover.auxiliary.guidance), self.handover.auxiliary.distill > 0]
+        phase, auxiliary = self.handover.phase, self.handover.auxiliary
+        return [None if phase is None else phase.name, held, list(auxiliary.guidance), auxiliary.distill > 0]
 
     def _growth(self, measured: Sequence[float]) -> list[float]:
         """Return by how much the error of each site exceeds what it usually is; where no site is guided, its gradient norm.

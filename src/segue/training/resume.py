@@ -75,9 +75,10 @@ def settings_of(loop: Loop) -> dict[str, Any]:
 
 
 def _plain(setting: Any) -> Any:
-    if not dataclasses.is_dataclass(setting) or isinstance(setting, type):
-        return encode(setting)
-    return {"kind": type(setting).__name__, **dataclasses.asdict(setting)}
+    found = encode(setting)
+    if isinstance(found, dict) and "unsaved" in found and dataclasses.is_dataclass(setting):  # a plan has no such part
+        return {"kind": type(setting).__name__, **dataclasses.asdict(setting)}  # type: ignore[arg-type]
+    return found
 
 
 class Checkpoints:

@@ -47,7 +47,7 @@ class Line:
 
     def marks(self, along: Sequence[float]) -> list[float]:
         """Return the places of the restores on an axis, on which the steps are at these places."""
-        places = list(zip(self.step, along, strict=True))
+        places: Values = list(zip(self.step, along, strict=True))
         return [place for place in on_steps(places, self.restores) if place is not None]
 
 

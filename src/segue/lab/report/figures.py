@@ -115,8 +115,8 @@ def _fill(axes: Any, panel: Panel, *, show_x: bool) -> None:
             zorder=3,
         )
         if line.marks:
-            place = {"transform": axes.get_xaxis_transform(), "clip_on": False, "linestyle": "", "zorder": 4}
-            axes.plot(line.marks, [0.0] * len(line.marks), marker="|", markersize=7, color=line.style.light, **place)
+            bottom = {"transform": axes.get_xaxis_transform(), "clip_on": False, "linestyle": "", "zorder": 4}
+            axes.plot(line.marks, [0.0] * len(line.marks), marker="|", markersize=7, color=line.style.light, **bottom)
         banded = [(x, y - half, y + half) for x, y, half in known if half is not None]
         if banded and not line.faint:
             axes.fill_between(*zip(*banded, strict=True), color=line.style.light, alpha=0.13, linewidth=0, zorder=2)

@@ -1,0 +1,90 @@
+"""The monitor of a training: what it evaluates while it runs, and what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from segue.core import randomness
+from segue.core.handover import Handover
+from segue.training.evaluation import Evaluator, MetricsLog, flat, named
+from segue.training.progress import Progress
+
+if TYPE_CHECKING:
+    from segue.training.fit import Loop
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """Evaluate a training while it runs, and log the metrics."""
+
+    loop: Loop
+    evaluator: Evaluator | None
+    log: MetricsLog
+    measure: Callable[[Handover], dict[str, Any]] | None
+    on_eval: Callable[[dict[str, Any]], None] | None
+
+    def evaluate(self, progress: Progress) -> None:
+        """Measure the model as it is now, and log it."""
+        with randomness.kept():  # the number of evaluations must not change what is learned
+            metrics = self._metrics()
+            metrics |= self._averaged(metrics)
+        if self.loop.guard is not None and (events := self.loop.guard.take_events()):
+            metrics["events"] = events
+        self.log.add(metrics)
+        if self.loop.stopping is not None:
+            self.loop.stopping.observe(metrics)
+        if self.on_eval is not None:
+            with progress.hidden():
+                self.on_eval(metrics)
+        if self.loop.accelerator.trackers:
+            self.loop.accelerator.log(flat(metrics), step=self.loop.done)
+
+    def _metrics(self) -> dict[str, Any]:
+        loop, handover = self.loop, self.loop.handover
+        loss, norms = loop.means.take()
+        epoch = loop.done * loop.recipe.accumulate / loop.batches_per_epoch
+        metrics: dict[str, Any] = {"step": loop.done, "epoch": epoch, "seconds": loop.seconds, "loss": loss, "lr": loop.rate}
+        if handover is None:
+            return metrics | ({} if self.evaluator is None else {"scores": self.evaluator(loop.model)})
+        metrics |= {"alpha": _mean(handover.alphas), "gradient_norm": norms}
+        metrics |= {} if handover.phase is None else {"phase": handover.phase.name}
+        if self.evaluator is not None:
+            students, similar = self.evaluator.of_students(handover)
+            closed = all(seam.closed for seam in handover.seams.values())
+            metrics["blend"] = students if closed else self.evaluator(loop.model)
+            metrics["students"] = students
+            for name in ("cosine", "relative_error"):
+                metrics[name] = {site: found[name] for site, found in similar.items()}
+        if self.measure is not None:
+            metrics |= named(self.measure(handover), "measure")
+        return metrics
+
+    def _averaged(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Score the averaged weights of the students, or of a plain model; before the first step they are the weights."""
+        ema, handover = self.loop.ema, self.loop.handover
+        if ema is None or self.evaluator is None:
+            return {}
+        if not ema.weights:
+            return {"ema": metrics["scores" if handover is None else "students"]}
+        with ema.applied(), nullcontext() if handover is None else handover.as_student():
+            return {"ema": self.evaluator(self.loop.model)}
+
+    def status(self, loss: float) -> str:
+        """Say in one line how the training stands."""
+        parts = [f"loss {loss:.3f}"]
+        if self.loop.handover is not None:
+            parts.append(f"alpha {_mean(self.loop.handover.alphas):.2f}")
+        latest = self.log.history[-1] if self.log.history else {}
+        accuracy = latest.get("students", latest.get("scores", {})).get("accuracy")
+        if accuracy is not None:
+            parts.append(f"accuracy {accuracy:.3f}")
+        if cosines := latest.get("cosine"):
+            parts.append(f"cosine {_mean(cosines):.2f}")
+        return ", ".join(parts)
+
+
+def _mean(values: dict[str, float]) -> float:
+    return sum(values.values()) / len(values)
