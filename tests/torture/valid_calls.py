@@ -108,6 +108,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.Handover.schedule_rates": lambda _: {"self": handover(), "optimizer": torch.optim.SGD(Net().parameters())},
     "segue.Handover.weighted": lambda _: {"self": handover(), "task_loss": torch.ones(())},
     "segue.Handover.finalize_": lambda _: {"self": handover(), "force": True},
+    "segue.Handover.raise_alpha": lambda _: {"self": handover(), "alphas": {"blocks.1.attn": 0.5}, "over": 2},
     "segue.Handover.verify": lambda _: {"self": handover(), "args": (INPUTS,)},
     "segue.fit": lambda folder: {
         "model": Net(),
@@ -120,6 +121,9 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
         "evaluations": 1,
         "progress": None,
     },
+    "segue.Guard": of(),
+    "segue.Ema": of(),
+    "segue.EarlyStopping": of(score="accuracy"),
     "segue.Recipe": of(steps=2),
     "segue.Recipe.optimizer": lambda _: {"self": Recipe(steps=2), "named": [*Net().named_parameters()]},
     "segue.Recipe.rate": of(self=Recipe(steps=2), step=0, total=2),
