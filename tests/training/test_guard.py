@@ -9,6 +9,7 @@ from torch import nn
 
 import segue
 from segue.errors import ConfigError, TrainingError
+from segue.training import distributed
 from segue.training.tasks import Classification
 from tests.helpers.tiny import SITES, Net, batch, constant, same_state
 from tests.training.fit_cases import CountedBatches, Stop, assert_alike, fit
@@ -182,6 +183,25 @@ def test_buffers_however_they_are_updated_stay_finite_through_a_batch_of_nan(cas
     owners = [model, *([loss] if isinstance(loss, nn.Module) else [])]
     assert len(fitted.events) == 1
     assert all(bool(torch.isfinite(value).all()) for owner in owners for value in owner.buffers())
+
+
+@pytest.mark.parametrize("how", [{"guard": GUARD}, {"guard": None, "on_nan": "skip"}])
+def test_a_gradient_scaler_goes_on_after_a_batch_of_nan(how, monkeypatch):
+    """fp16 needs a GPU, its scaler does not."""
+    scalers, make = [], distributed.accelerator
+
+    def scaled(*args):
+        made = make(*args)
+        made.native_amp, made.state._mixed_precision = True, "fp16"
+        made.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3)
+        scalers.append(made.scaler)
+        return made
+
+    monkeypatch.setattr(distributed, "accelerator", scaled)
+    fitted = fit(Net(), None, poisoned(5, how="nan", count=8), recipe=recipe(steps=8, **how))
+    assert fitted.skipped == 1
+    (scaler,) = scalers
+    assert scaler.get_scale() >= 16.0
 
 
 def test_the_first_step_can_be_undone_too():

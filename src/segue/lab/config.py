@@ -101,10 +101,12 @@ def config_hash(config: Run | Teacher) -> str:
 
 
 def changed(config: Any, path: str, value: Any) -> Any:
-    """Return a configuration with one setting changed, named by its path.
+    """Return a configuration with one setting changed, named by its path; a dictionary is a part as `to_dict` writes it.
 
     >>> changed(Recipe(steps=10), "lr", 0.1).lr
     0.1
+    >>> changed(Recipe(steps=10), "ema", {"kind": "Ema", "decay": 0.9}).ema
+    Ema(decay=0.9, final=False)
     """
     name, _, rest = path.partition(".")
     known = [f.name for f in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
@@ -114,7 +116,7 @@ def changed(config: Any, path: str, value: Any) -> Any:
             nearest(name, known),
             "settings are named by their path, for example recipe.lr=1e-3.",
         )
-    inner = changed(getattr(config, name), rest, value) if rest else value
+    inner = changed(getattr(config, name), rest, value) if rest else from_dict(value) if isinstance(value, dict) else value
     if isinstance(inner, list):
         inner = tuple(inner)
     return dataclasses.replace(config, **{name: inner})

@@ -197,7 +197,7 @@ class Loop:
         self.parameters = [parameter for _, parameter in trained]
         self.phases = () if handover is None else handover.plan.phases
         kinds = handover.parameter_kinds() if handover is not None and uses_kinds((recipe, *self.phases)) else None
-        self.raw_optimizer = recipe.optimizer(trained, kinds)
+        self.raw_optimizer = recipe.optimizer(trained) if kinds is None else recipe.optimizer(trained, kinds)
         self.optimizer = accelerator.prepare_optimizer(self.raw_optimizer)
         self.raw_optimizer.zero_grad()  # gradients of the user's own backward are not part of the first step
         self.buffers = StepBuffers(self._with_buffers()) if recipe.on_nan == "skip" else None
@@ -244,6 +244,8 @@ class Loop:
             raise nonfinite.error(self._search().find(batches, mean), self.done, mean, norm.item(), self.checkpoint)
         else:
             taken = False
+            if scaled:
+                self.accelerator.scaler.update()  # it must forget that it has unscaled these gradients
         if taken:
             self.means.add(mean, norms)
             if self.ema is not None:
