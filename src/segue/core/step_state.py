@@ -6,13 +6,14 @@ schedule(progress, site) -> alpha -> gate(alpha, noise) -> weight
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
+from types import MappingProxyType
 
 from segue.errors import PlanError
 from segue.gates import Gate, Noise
-from segue.phases import alpha_of, distill_of, guidance_of, holds
+from segue.phases import adaptive_of, alpha_of, distill_of, guidance_of, holds
 from segue.plan import Plan
 from segue.sites import Site
 
@@ -48,10 +49,19 @@ class StepState:
     distill: float
 
 
-def step_state(plan: Plan, sites: list[Site], step: int, total: int | None) -> StepState:
-    """Ask schedule, gate and losses about a step; change nothing, and refuse values that make no sense."""
+NOTHING_ADAPTED: Mapping[str, float] = MappingProxyType({})
+
+
+def step_state(
+    plan: Plan, sites: list[Site], step: int, total: int | None, adapted: Mapping[str, float] = NOTHING_ADAPTED
+) -> StepState:
+    """Ask schedule, gate and losses about a step; change nothing, and refuse values that make no sense.
+
+    `adapted` has the alphas that a closed loop has reached, by site; without them an adaptive schedule takes its slowest way.
+    """
     progress = progress_at(step, total)
-    return StepState({site.name: _at(plan, site, step, progress) for site in sites}, distill_of(plan, progress, sites[0]))
+    states = {site.name: _at(plan, site, step, progress, adapted) for site in sites}
+    return StepState(states, distill_of(plan, progress, sites[0]))
 
 
 def progress_at(step: int, total: int | None) -> float:
@@ -81,11 +91,11 @@ def closed_in_graphs(closed: set[str], before: set[str], sites: int) -> set[str]
     return closed if full_group or len(closed) == sites else seen
 
 
-def closed_for_good(plan: Plan, site: Site, step: int, total: int) -> bool:
-    """Return whether no later step needs the teacher of a site."""
+def closed_for_good(plan: Plan, site: Site, step: int, total: int, adapted: Mapping[str, float] = NOTHING_ADAPTED) -> bool:
+    """Return whether no later step needs the teacher of a site; what a closed loop has brought to 0 stays there."""
     if hasattr(plan.schedule, "observe") and step < total:
-        return False  # a schedule that adapts cannot be asked about the future
-    return not any(_at(plan, site, later, progress_at(later, total)).needs_teacher for later in _ahead(step, total))
+        return False  # a user's schedule that adapts cannot be asked about the future
+    return not any(_at(plan, site, later, progress_at(later, total), adapted).needs_teacher for later in _ahead(step, total))
 
 
 def _ahead(step: int, total: int) -> Iterator[int]:
@@ -94,13 +104,15 @@ def _ahead(step: int, total: int) -> Iterator[int]:
     yield total
 
 
-def _at(plan: Plan, site: Site, step: int, progress: float) -> SiteState:
+def _at(plan: Plan, site: Site, step: int, progress: float, adapted: Mapping[str, float]) -> SiteState:
     alpha = alpha_of(plan, progress, site)
+    if adaptive_of(plan, progress, site) is not None:
+        alpha = min(alpha, adapted.get(site.name, 1.0))
     return SiteState(
         alpha=alpha,
         weight=gate_weight(plan.gate, alpha, Noise(plan.seed, step, site.name), site),
         mean=gate_weight(plan.gate, alpha, None, site),
-        guidance=guidance_of(plan, progress, site),
+        guidance=guidance_of(plan, progress, site, alpha),
         hold=alpha == 1.0 and holds(plan, progress, site),
     )
 
