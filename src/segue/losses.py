@@ -188,9 +188,19 @@ class PredictionDistillation:
         return error.mean()
 
 
-def weight_at(loss: object, progress: float, site: Site) -> float:
-    """Return lambda, the weight of a loss at this progress; a plain function has weight 1 and the schedule aggr20."""
-    return weight_of(loss) * alpha_at(_schedule(loss), progress, site)
+def weight_at(loss: object, progress: float, site: Site, least: float = 0.0) -> float:
+    """Return lambda, the weight of a loss at this progress; a plain function has weight 1 and the schedule aggr20.
+
+    `least` is a fraction of the full weight below which its schedule does not go.
+    """
+    return weight_of(loss) * max(least, alpha_at(_schedule(loss), progress, site))
+
+
+def is_relative_error(guidance: object) -> bool:
+    """Tell whether the value of a guidance is the mean relative error of the outputs."""
+    while isinstance(guidance, _Wrapping):
+        guidance = guidance.then
+    return type(guidance) is FeatureGuidance and guidance.scale == "relative"
 
 
 def weight_of(loss: object) -> float:

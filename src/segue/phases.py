@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias
 from segue.border import Fraction, NotNegative, PositiveFloat, PositiveInt, Rule, Unit, checked
 from segue.errors import PlanError
 from segue.losses import weight_at, weight_of
-from segue.schedules import Constant, Schedule, alpha_at, is_hold
+from segue.schedules import Adaptive, Constant, Schedule, adaptive_at, alpha_at, is_adaptive, is_hold
 from segue.sites import Site
 
 if TYPE_CHECKING:
@@ -190,13 +190,29 @@ def holds(plan: Plan, progress: float, site: Site) -> bool:
     return (phase.local and inside < 1) or is_hold(phase.schedule, inside, site)
 
 
-def guidance_of(plan: Plan, progress: float, site: Site) -> float:
-    """Return the weight of a plan's guidance at a site."""
-    if plan.guidance is None or not plan.phases:
-        return 0.0 if plan.guidance is None else weight_at(plan.guidance, progress, site)
+def adaptive_of(plan: Plan, progress: float, site: Site) -> tuple[Adaptive, float] | None:
+    """Return the Adaptive that decides alpha at a site now, with its own progress; None where another schedule does."""
+    if not plan.phases:
+        return adaptive_at(plan.schedule, progress, site)
     phase, inside = at(plan.phases, progress)
-    strength = alpha_of(plan, progress, site) if phase.guidance is None else _strength(phase.guidance, inside, site)
-    return weight_of(plan.guidance) * strength
+    return None if phase.local and inside < 1 else adaptive_at(phase.schedule, inside, site)
+
+
+def adapts(plan: Plan) -> bool:
+    """Return whether a plan has an adaptive schedule of alpha."""
+    return any(is_adaptive(phase.schedule) for phase in plan.phases) if plan.phases else is_adaptive(plan.schedule)
+
+
+def guidance_of(plan: Plan, progress: float, site: Site, alpha: float | None = None) -> float:
+    """Return the weight of a plan's guidance at a site, whose alpha may have been adapted: the signal lasts as long as it."""
+    if plan.guidance is None:
+        return 0.0
+    alpha = alpha_of(plan, progress, site) if alpha is None else alpha
+    if not plan.phases:
+        least = 0.0 if adaptive_at(plan.schedule, progress, site) is None else alpha
+        return weight_at(plan.guidance, progress, site, least)
+    phase, inside = at(plan.phases, progress)
+    return weight_of(plan.guidance) * (alpha if phase.guidance is None else _strength(phase.guidance, inside, site))
 
 
 def distill_of(plan: Plan, progress: float, site: Site) -> float:

@@ -1,7 +1,9 @@
 """Schedules: from progress to alpha, the teacher's share.
 
 A schedule is any pure function (progress in [0, 1], site) -> alpha in [0, 1]; a resumed run therefore needs no schedule
-state. A schedule that adapts may also have `observe(progress, similarity)`, `state_dict()` and `load_state_dict(state)`.
+state. `Adaptive` is such a function too, its slowest course; what a run measures lets it fall faster, and that state lives in
+the handover. A schedule of your own that adapts may also have `observe(progress, similarity)`, `state_dict()` and
+`load_state_dict(state)`.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from segue.border import Fraction, Rule, Unit, checked
+from segue.border import Fraction, PositiveFloat, PositiveInt, Rule, Unit, checked
 from segue.errors import PlanError, nearest
 from segue.sites import Site, name_matches
 
 __all__ = [
+    "Adaptive",
     "Constant",
     "Cosine",
     "Hold",
@@ -27,6 +30,7 @@ __all__ = [
     "aggr20",
     "alpha_at",
     "is_hold",
+    "mean_of",
 ]
 
 # (progress, where) -> alpha, the teacher's share
@@ -127,9 +131,13 @@ class Hold:
     then: Schedule = field(default_factory=aggr20)
 
     def __call__(self, progress: float, site: Site) -> float:
+        then, local = self._at(progress, site)
+        return then(local, site)
+
+    def _at(self, progress: float, site: Site) -> tuple[Schedule, float]:
         if self.is_hold(progress, site):
-            return 1.0
-        return self.then(1.0 if self.fraction == 1 else (progress - self.fraction) / (1 - self.fraction), site)
+            return Constant(alpha=1.0), 0.0
+        return self.then, 1.0 if self.fraction == 1 else (progress - self.fraction) / (1 - self.fraction)
 
     def is_hold(self, progress: float, site: Site) -> bool:
         return progress < self.fraction
@@ -155,6 +163,9 @@ class Staggered:
 
     def __call__(self, progress: float, site: Site) -> float:
         return self.then(self._local(progress, site), site)
+
+    def _at(self, progress: float, site: Site) -> tuple[Schedule, float]:
+        return self.then, self._local(progress, site)
 
     def is_hold(self, progress: float, site: Site) -> bool:
         return is_hold(self.then, self._local(progress, site), site)
@@ -190,6 +201,9 @@ class PerSite:
     def __call__(self, progress: float, site: Site) -> float:
         return self._of(site)(progress, site)
 
+    def _at(self, progress: float, site: Site) -> tuple[Schedule, float]:
+        return self._of(site), progress
+
     def is_hold(self, progress: float, site: Site) -> bool:
         return is_hold(self._of(site), progress, site)
 
@@ -198,6 +212,56 @@ class PerSite:
             if any(name_matches(pattern, name) for name in site.names):
                 return schedule
         return self.otherwise
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Adaptive:
+    """Lower each site's alpha as fast as its measured interface allows, in time for the deadline.
+
+    The signal is the relative error of the student at the site, from the outputs that the guidance compares anyway. The blend
+    is off its teacher by (1 - alpha) of it, and alpha falls while that is within `budget` and the error does not rise; above
+    the budget it waits; after a spike it takes `back` and goes on at half the pace. Called without measurements, as by
+    `segue.cost`, it is its slowest course: 1 for half of `until`, then a straight line to 0, and alpha is never above it.
+    """
+
+    until: Fraction = 0.3  # the deadline: alpha is 0 from here, whatever is measured
+    budget: PositiveFloat = 0.5  # relative error of the blend at a site (as `relative_error` of an evaluation)
+    divergence: PositiveFloat = 1.0  # with LogitDistillation: no site falls while its value is above this
+    fastest: Fraction = 0.05  # from 1 to 0, at full pace
+    spike: Annotated[float, Rule("a number above 1 and at most 1000", lambda value: 1 < value <= 1000)] = (
+        1.5  # times the running mean
+    )
+    back: Unit = 0.05  # of alpha, after a spike
+    memory: Fraction = 0.01  # of the running means
+    every: PositiveInt = 4  # steps from one reading of the device to the next
+
+    def __call__(self, progress: float, site: Site) -> float:
+        return _between(1.0, 0.0, max(0.0, 2 * progress / self.until - 1))
+
+
+def adaptive_at(schedule: Schedule, progress: float, site: Site) -> tuple[Adaptive, float] | None:
+    """Return the Adaptive that decides alpha at a site now, also inside another schedule, with its own progress."""
+    while isinstance(schedule, Hold | Staggered | PerSite):
+        schedule, progress = schedule._at(progress, site)
+    return (schedule, progress) if isinstance(schedule, Adaptive) else None
+
+
+@checked
+def mean_of(history: Sequence[Mapping[str, Any]]) -> Piecewise:
+    """Return the mean alpha of a finished run as an open-loop schedule, equal at all sites: the control of an adaptive one.
+
+    `history` is that of `segue.fit` (or the lines of its metrics.jsonl), from the first evaluation to the last step.
+    """
+    try:
+        steps, alphas = ([float(metrics[name]) for metrics in history] for name in ("step", "alpha"))
+        return Piecewise(points=tuple((step / steps[-1], alpha) for step, alpha in zip(steps, alphas, strict=True)))
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+        raise PlanError(
+            "mean_of(history) needs the evaluations of a finished run.",
+            f"Reading their 'step' and 'alpha' ends with {type(error).__name__}: {error}.",
+            "give the history of segue.fit, of a run with a handover and at least one step.",
+        ) from None
 
 
 def is_hold(schedule: Schedule, progress: float, site: Site) -> bool:
@@ -219,6 +283,18 @@ def refuse_unmatched(schedule: object, sites: Sequence[Site]) -> None:
     for inner in (*own.values(), getattr(schedule, "otherwise", None), getattr(schedule, "then", None)):
         if inner is not None:
             refuse_unmatched(inner, sites)
+
+
+def is_adaptive(schedule: object) -> bool:
+    """Tell whether a schedule is an Adaptive, or has one inside."""
+    inside = (
+        getattr(schedule, "then", None),
+        getattr(schedule, "otherwise", None),
+        *getattr(schedule, "schedules", {}).values(),
+    )
+    return isinstance(schedule, Adaptive) or (
+        isinstance(schedule, Hold | Staggered | PerSite) and any(is_adaptive(inner) for inner in inside)
+    )
 
 
 def alpha_at(schedule: Schedule, progress: float, site: Site) -> float:

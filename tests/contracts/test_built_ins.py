@@ -75,7 +75,8 @@ def test_a_schedule_is_pure_and_stays_from_0_to_1(schedule):
 @pytest.mark.parametrize("gate", GATES, ids=repr)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_every_gate_runs_every_schedule(schedule, gate):
-    handover = start(segue.Plan(sites=SITES, schedule=schedule, gate=gate), total_steps=6)
+    signal = losses.FeatureGuidance() if schedules.is_adaptive(schedule) else None
+    handover = start(segue.Plan(sites=SITES, schedule=schedule, gate=gate, guidance=signal), total_steps=6)
     assert all(map(math.isfinite, train(handover, optimizer_for(handover), 6)))
 
 

@@ -29,6 +29,9 @@ def test_losses_and_weights_are_those_of_one_process(engine, ranks, single):
     for plan, wanted in single.items():
         assert first[plan]["losses"] == second[plan]["losses"] == pytest.approx(wanted["losses"], rel=1e-5), plan
         assert same_state(first[plan]["weights"], second[plan]["weights"]), plan
+        assert first[plan]["loop"] == second[plan]["loop"], plan
+        for site, loop in wanted["loop"].items():
+            assert first[plan]["loop"][site] == pytest.approx(loop, rel=1e-4), (plan, site)
         for name, weight in wanted["weights"].items():
             torch.testing.assert_close(first[plan]["weights"][name], weight, rtol=1e-4, atol=1e-6, msg=f"{plan}: {name}")
 

@@ -138,6 +138,12 @@ def plans() -> dict[str, segue.Plan]:
         "gradient through the teacher": segue.Plan(sites=SITES, teacher_gradient=True, guidance=always),
         "teacher's stream": segue.methods.fitnets(sites=SITES),
         "hold": segue.Plan(sites=SITES, schedule=local),
+        "adaptive": segue.Plan(
+            sites=SITES,
+            schedule=segue.schedules.Adaptive(until=0.3, budget=2.0, every=1),
+            guidance=segue.losses.FeatureGuidance(),
+            distill=segue.losses.LogitDistillation(),
+        ),
         "performer": segue.Plan(sites=SITES, student=segue.students.Performer(features=8), guidance=always),
         "windowed linear": segue.Plan(sites=SITES, student=segue.students.WindowedLinear(window=2), guidance=always),
         "a span": segue.Plan(sites=segue.Span("blocks", every=3), gate=gates["bernoulli"], seed=seed, guidance=always),
@@ -156,7 +162,7 @@ def _train(engine: str, plan: segue.Plan) -> dict[str, Any]:
     losses.append(run.evaluate())
     losses += run.train(STEPS - 2)
     assert set(run.handover.alphas.values()) == {0.0}
-    return {"losses": losses, "weights": run.weights()}
+    return {"losses": losses, "weights": run.weights(), "loop": run.handover.closed_loop.state_dict()}
 
 
 def release(engine: str, folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from segue.errors import PlanError, SegueWarning
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.lab.small_vit import VisionTransformer
 from segue.losses import FeatureGuidance, LogitDistillation
-from segue.schedules import Constant, Linear
+from segue.schedules import Adaptive, Constant, Linear
 from segue.training.tasks import Classification
 from tests.helpers import models
 from tests.helpers.tiny import SITES, Net, same_state
@@ -100,6 +100,20 @@ def test_every_method_has_its_phases_and_its_sums(name):
         assert set(later) == {found.student_only.flops}
     if name == "distillation":
         assert set(found.per_step[1:]) == {found.distillation.flops}
+
+
+def test_an_adaptive_schedule_is_counted_on_its_slowest_course_and_says_so():
+    course = Adaptive(until=0.4)
+    plan = segue.Plan(sites=SITES, schedule=course, guidance=FeatureGuidance())
+    fixed = segue.Plan(
+        sites=SITES, schedule=lambda *at: course(*at), guidance=FeatureGuidance(schedule=lambda *at: course(*at))
+    )
+    found, expected = (cost(Net(depth=2), one, X, total_steps=TOTAL) for one in (plan, fixed))
+    assert found.per_step == expected.per_step
+    assert [(phase.name, phase.steps) for phase in found.phases] == [("blend", 8), ("after takeover", 12)]
+    assert (found.adaptive, expected.adaptive) == (True, False)
+    assert found.notes == [*expected.notes, "The schedule adapts: counted is its slowest course, so a run costs at most this."]
+    assert Cost.from_dict(found.to_dict()).notes == found.notes
 
 
 def test_where_nothing_is_added_no_number_of_modules_breaks_even():

@@ -20,7 +20,7 @@ import segue
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.phases import Phase
-from segue.schedules import Constant, Linear
+from segue.schedules import Adaptive, Constant, Linear
 from tests.helpers.tiny import SITES, Net, batch
 
 EPOCHS, STEPS = 4, 12  # ten batches an epoch, four to a step
@@ -73,6 +73,7 @@ CASES = {
     "hard coins, teachers released": plan(gate=Bernoulli(), release=True, guidance=None),
     "everything trains, distilled": plan(train="all", distill=LogitDistillation()),
     "phases": segue.methods.dcr_dfg(sites=SITES, distill=LogitDistillation(), phases=PHASES),
+    "adaptive": plan(schedule=Adaptive(every=2, budget=2.0, until=1.0)),
 }
 
 

@@ -19,7 +19,7 @@ import segue
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.phases import Phase
-from segue.schedules import Constant, Linear
+from segue.schedules import Adaptive, Constant, Linear
 
 STEPS, TAKEOVER = 12, 6
 SITES = "bert.encoder.layer.*.attention.self"
@@ -113,6 +113,7 @@ CASES: dict[str, tuple[Any, segue.Plan, Any]] = {
     "hard coins, teachers released": (lambda: bert(0.1), plan(gate=Bernoulli(), release=True, guidance=None), None),
     "everything trains, distilled": (lambda: bert(0.1), plan(train="all", distill=LogitDistillation()), None),
     "phases": (lambda: bert(0.1), segue.methods.dcr_dfg(sites=SITES, distill=LogitDistillation(), phases=PHASES), None),
+    "adaptive": (lambda: bert(0.1), plan(schedule=Adaptive(every=3, budget=2.0, until=0.5), distill=LogitDistillation()), None),
     "language": (lambda: llama(0.1), plan(sites="model.layers.*.self_attn", gate=GumbelSoftmax()), Rows(language=True)),
     "LoRA": (with_lora, plan(sites="model.layers.*.self_attn", train="all", gate=GumbelSoftmax()), Rows(language=True)),
 }

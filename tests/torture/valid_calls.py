@@ -157,6 +157,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.phases.Phase": of(name="local fit", length=0.5, local=True, lr=1e-3),
     "segue.phases.Rates": of(new=1e-3),
     "segue.phases.Rates.of": of(self=phases.Rates(new=1e-3), kind="new"),
+    "segue.schedules.Adaptive": of(until=0.5),
     "segue.schedules.Constant": of(alpha=0.5),
     "segue.schedules.Cosine": of(start=1.0),
     "segue.schedules.Linear": of(start=1.0),
@@ -165,6 +166,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.schedules.Piecewise": of(points=((0.0, 1.0), (1.0, 0.0))),
     "segue.schedules.Staggered": of(order="front"),
     "segue.schedules.aggr20": of(start=1.0),
+    "segue.schedules.mean_of": of(history=[{"step": 0, "alpha": 1.0}, {"step": 4, "alpha": 0.0}]),
     "segue.similarity.measure": pair,
     "segue.similarity.cosine": pair,
     "segue.similarity.squared_error": pair,
@@ -335,8 +337,9 @@ USES: dict[str, Callable[[Any, Path], None]] = {
     **{f"segue.methods.{name}": _train for name in methods.ALL},
     **{
         f"segue.schedules.{name}": _in_a_plan("schedule")
-        for name in ("Constant", "Cosine", "Linear", "Hold", "PerSite", "Piecewise", "Staggered", "aggr20")
+        for name in ("Constant", "Cosine", "Linear", "Hold", "PerSite", "Piecewise", "Staggered", "aggr20", "mean_of")
     },
+    "segue.schedules.Adaptive": _in_a_plan("schedule", guidance=losses.FeatureGuidance()),
     **{
         f"segue.students.{name}": _in_a_plan("student")
         for name in ("Linformer", "LinearAttention", "Nystrom", "Performer", "SlidingWindow", "WindowedLinear", "Softmax")

@@ -94,6 +94,9 @@ CASES: dict[str, dict[str, Any]] = {
     "theseus_gumbel": _case(METHODS.theseus_gumbel(sites=SITES, schedule=LONG), dropout=0.2),
     "distillation": _case(METHODS.distillation(sites=SITES)),
     "everything trains": _case(METHODS.gumbel_dfg(sites=SITES, train="all", backbone="train", schedule=LONG), dropout=0.2),
+    "adaptive": _case(
+        METHODS.dcr_dfg(sites=SITES, schedule=segue.schedules.Adaptive(every=2, budget=0.8, until=0.9)), dropout=0.2
+    ),
     "released": _case(METHODS.dcr_dfg(sites=SITES, release=True)),
     "accumulated": _case(METHODS.dcr(sites=SITES, schedule=LONG), accumulate=2, dropout=0.2),
     "bf16": _case(METHODS.dcr_dfg(sites=SITES, schedule=LONG), precision="bf16"),

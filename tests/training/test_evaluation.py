@@ -113,6 +113,7 @@ def test_an_evaluation_says_what_anyone_would_measure():
         both["cosine"] = {site: s.cosine for site, s in handover.similarity(VALIDATION[0][0]).items()}
         both["relative_error"] = {site: s.relative_error for site, s in handover.similarity(VALIDATION[0][0]).items()}
         both["alpha"] = sum(handover.alphas.values()) / 3
+        both["alphas"] = dict(handover.alphas)
         model.train()
         seen.append(both)
         return {"mine": {"steps": handover.steps_done}}
@@ -125,6 +126,7 @@ def test_an_evaluation_says_what_anyone_would_measure():
         assert metrics["cosine"] == by_hand["cosine"]
         assert metrics["relative_error"] == by_hand["relative_error"]
         assert metrics["alpha"] == by_hand["alpha"] == 1 - metrics["step"] / 8
+        assert metrics["alphas"] == by_hand["alphas"]
         assert metrics["mine"] == {"steps": metrics["step"]}
         assert metrics["epoch"] == pytest.approx(metrics["step"] / 6)
     assert fitted.history[0]["blend"] != fitted.history[0]["students"]

@@ -5,7 +5,22 @@ import pytest
 
 import segue
 from segue.errors import PlanError
-from segue.schedules import Constant, Cosine, Hold, Linear, PerSite, Piecewise, Staggered, aggr20, alpha_at, is_hold
+from segue.schedules import (
+    Adaptive,
+    Constant,
+    Cosine,
+    Hold,
+    Linear,
+    PerSite,
+    Piecewise,
+    Staggered,
+    adaptive_at,
+    aggr20,
+    alpha_at,
+    is_adaptive,
+    is_hold,
+    mean_of,
+)
 from segue.sites import Site
 from tests.helpers.tiny import SITES, Net, batch, optimizer_for, start, train
 
@@ -31,6 +46,8 @@ REACH_ZERO = [
     Staggered(then=Cosine(), order="back", overlap=0.0),
     Staggered(order=(2, 0, 3, 1), overlap=1.0, until=0.4),
     PerSite(schedules={"blocks.{0,1}.attn": Linear(until=0.3)}),
+    Adaptive(),
+    Hold(fraction=0.3, then=Adaptive(until=1.0)),
 ]
 
 
@@ -213,3 +230,33 @@ def test_a_schedule_that_adapts_observes_and_is_saved(tmp_path):
     resumed = start(segue.Plan(sites=SITES, schedule=Eager()))
     segue.load_(resumed, tmp_path)
     assert set(resumed.alphas.values()) == {0.25}
+
+
+def test_the_slowest_course_of_adaptive_waits_and_then_goes_straight_to_its_deadline():
+    assert [Adaptive(until=0.4)(x, SITE) for x in (0.0, 0.2, 0.3, 0.4, 1.0)] == [1.0, 1.0, pytest.approx(0.5), 0.0, 0.0]
+
+
+def test_an_adaptive_schedule_is_found_inside_others_with_its_own_progress():
+    inner = Adaptive()
+    assert adaptive_at(inner, 0.3, SITE) == (inner, 0.3)
+    assert adaptive_at(Hold(fraction=0.2, then=inner), 0.1, SITE) is None
+    assert adaptive_at(Hold(fraction=0.2, then=inner), 0.6, SITE) == (inner, pytest.approx(0.5))
+    assert adaptive_at(Staggered(then=inner, overlap=0.0), 0.5, ROW[2]) == (inner, 0.0)
+    mixed = PerSite(schedules={"blocks.1.*": inner}, otherwise=Linear())
+    assert [adaptive_at(mixed, 0.3, site) for site in ROW[:2]] == [None, (inner, 0.3)]
+    assert [
+        is_adaptive(one) for one in (inner, mixed, Hold(fraction=0.2, then=mixed), Linear(), lambda progress, site: 0.0)
+    ] == [
+        *(True, True, True),
+        *(False, False),
+    ]
+
+
+def test_the_mean_alpha_of_a_run_is_a_schedule_for_its_control():
+    history = [{"step": 0, "alpha": 1.0}, {"step": 5, "alpha": 0.4}, {"step": 20, "alpha": 0.0}]
+    control = mean_of(history)
+    assert control == Piecewise(points=((0.0, 1.0), (0.25, 0.4), (1.0, 0.0)))
+    assert segue.Plan.from_dict(segue.Plan(sites="a", schedule=control).to_dict()).schedule == control
+    for wrong in ([], [{"step": 0, "alpha": 1.0}], [{"step": 1}], [{"step": 3, "alpha": None}]):
+        with pytest.raises(PlanError, match=r"mean_of\(history\) needs the evaluations of a finished run"):
+            mean_of(wrong)

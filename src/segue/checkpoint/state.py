@@ -201,7 +201,8 @@ def _handover_tensors(handover: Handover) -> dict[str, Tensor]:
 
 
 def _handover_state(handover: Handover) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    schedule = getattr(handover.plan.schedule, "state_dict", lambda: None)()
+    keeper = handover.stateful_schedule
+    schedule = None if keeper is None else keeper.state_dict()
     state = {"kind": "handover", "segue": handover.describe(), "backbone": _backbone_hash(handover), "schedule": schedule}
     if handover.raised:
         state["raised"] = {name: raised.to_list() for name, raised in handover.raised.items()}
@@ -230,7 +231,7 @@ def _backbone_hash(handover: Handover) -> str:
 def restore_handover_(handover: Handover, saved: Checkpoint, allow_changes: Sequence[str] = (), **parts: Any) -> None:
     """Set a handover, and its optimizer and learning-rate scheduler, to what a checkpoint holds."""
     require_kind(saved, "handover")
-    state, schedule = saved.state, handover.plan.schedule
+    state = saved.state
     with folders.understood(saved.folder):
         targets, teachers = _handover_tensors(handover), state["segue"]["teachers"]
         place = "first" if handover.teacher_hashes == teachers else "the model before segue.replace_"
@@ -247,10 +248,17 @@ def restore_handover_(handover: Handover, saved: Checkpoint, allow_changes: Sequ
         if not raised.keys() <= handover.seams.keys():
             raise ValueError(f"alpha is raised at {sorted(raised)!r:.80}")
     with _restoring(handover.model, targets, saved, allow_changes, **parts) as undo:
-        if state["schedule"] is not None:
-            restoring.load_part(schedule, "schedule", state["schedule"], undo)
+        restore_schedule_(handover, state["segue"], state["schedule"], undo)
         total = state["segue"]["total_steps"] if handover.total_steps is None else None
         handover.resume_at(step_of(saved), total, raised)
+
+
+def restore_schedule_(handover: Handover, record: dict[str, Any], saved: Any, undo: Undo) -> None:
+    """Give the schedule of a handover its saved state; one that has taken the place of another starts without."""
+    schedule = handover.stateful_schedule
+    was, now = ((plan["schedule"], plan.get("phases")) for plan in (record["plan"], handover.describe()["plan"]))
+    if schedule is not None and (saved is not None or (was == now and handover.closed_loop.sites)):
+        restoring.load_part(schedule, "schedule", saved, undo)
 
 
 def restore_training_(model: nn.Module, saved: Checkpoint, allow_changes: Sequence[str] = (), **parts: Any) -> int:

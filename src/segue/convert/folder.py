@@ -21,10 +21,11 @@ from segue.convert.options import Conversion
 from segue.convert.pretrained import Base
 from segue.convert.tasks import Task
 from segue.core.tensor_files import full
-from segue.phases import alpha_of
+from segue.phases import adapts, alpha_of
 from segue.plan import Plan
 from segue.reporting.formatting import duration, memory, significant
 from segue.reporting.records import write_json
+from segue.schedules import mean_of
 from segue.training.distributed import Processes
 from segue.training.evaluation import Evaluator
 from segue.training.fit import Fit
@@ -149,6 +150,9 @@ def _alphas(finished: Finished) -> list[float]:
     """Return the mean alpha of every step."""
     assert finished.trained.handover is not None
     sites, total = finished.trained.handover.sites, finished.trained.total_steps
+    if adapts(finished.plan):
+        course = mean_of(finished.trained.history)
+        return [course(step / total, sites[0]) for step in range(total + 1)]
     return [sum(alpha_of(finished.plan, step / total, site) for site in sites) / len(sites) for step in range(total + 1)]
 
 

@@ -12,15 +12,26 @@ from torch import Tensor, nn
 
 from segue.core.backbone import evaluating, plain_attention
 from segue.core.blending import first_floating, tensors
+from segue.core.closed_loop import Reading
 from segue.core.modes import Watch
 from segue.core.seam import Seam
 from segue.core.step_state import StepState
 from segue.errors import HandoverError, PlanError
-from segue.losses import OnTeacherStream, PairLoss, PredictionDistillation, stated_axis
+from segue.losses import (
+    FeatureAxis,
+    FeatureGuidance,
+    LogitDistillation,
+    OnTeacherStream,
+    PairLoss,
+    PredictionDistillation,
+    is_relative_error,
+    stated_axis,
+)
 from segue.plan import Plan
 from segue.similarity import feature_axis, move_features, samples
 from segue.students.layers import layers_of
 
+DIVERGENCE = "divergence of the logits"  # no site has a name with spaces
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 
 
@@ -44,11 +55,13 @@ class AuxiliaryLosses:
         self.calls: list[Call] = []
         self.guidance: dict[str, float] = {}
         self.distill = 0.0
+        self.measured: list[str] = []  # sites whose relative error this step reads, for a closed loop
+        self._signals: dict[str, Tensor] = {}  # by site, and DIVERGENCE: (sum over samples, samples), on the device
         self._parts: dict[str, Tensor] | None = None
         self._axes: dict[tuple[str, int, int, int], int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "calls": [], "_parts": None}  # a copy has no graph to wait for
+        return {**vars(self), "calls": [], "_parts": None, "_signals": {}}  # a copy has no graph to wait for
 
     @property
     def on_teacher_stream(self) -> bool:
@@ -75,6 +88,7 @@ class AuxiliaryLosses:
     def clear(self) -> None:
         self.calls.clear()
         self._parts = None
+        self._signals = {}
         for seam in self.seams.values():
             seam.records.clear()
             seam.blind = False
@@ -124,12 +138,46 @@ class AuxiliaryLosses:
             shares = _shares(self.plan.guidance, pairs, mask)
             total = sum(shares, start=torch.zeros((), device=pairs[0][0].device))
             parts[f"guidance/{name}"] = weight * total / len(pairs)
+            if name in self.measured:
+                self._note(name, self._errors(pairs, shares, mask), pairs)
         if self.distill > 0 and self.plan.distill is not None and self.calls:
             pairs = [
                 (self._logits(theirs), self._logits(ours)) for theirs, (_, _, ours) in zip(outputs, self.calls, strict=True)
             ]
-            parts["distill"] = self.distill * torch.stack(_shares(self.plan.distill, pairs, mask)).mean()
+            shares = _shares(self.plan.distill, pairs, mask)
+            parts["distill"] = self.distill * torch.stack(shares).mean()
+            if self.measured and isinstance(self.plan.distill, LogitDistillation):
+                self._note(DIVERGENCE, shares, pairs)
         return parts
+
+    def _errors(self, pairs: Sequence[tuple[Tensor, ...]], shares: list[Tensor], mask: Tensor | None) -> list[Tensor]:
+        """Return the relative error of each forward at a site: what the guidance has computed, if it is that."""
+        if is_relative_error(self.plan.guidance):
+            return shares
+        axis = stated_axis(self.plan.guidance)
+        with torch.no_grad():
+            return _shares(FeatureGuidance() if axis is None else FeatureAxis(axis=axis), pairs, mask)
+
+    def _note(self, name: str, shares: list[Tensor], pairs: Sequence[tuple[Tensor, ...]]) -> None:
+        """Add a mean over samples to those of the other micro-batches; nothing waits for the device."""
+        count = sum(samples(student) for _, student in pairs)
+        mean = torch.stack([share.detach().float() for share in shares]).mean()
+        noted = torch.stack([mean * count, mean.new_tensor(float(count))])
+        self._signals[name] = self._signals[name] + noted if name in self._signals else noted
+
+    def readings(self, device: torch.device) -> dict[str, Reading]:
+        """Return what was measured at each site in this step, over all processes: one small sum, read once."""
+        if not self.measured:
+            return {}
+        names = [*self.measured, DIVERGENCE]
+        zero = torch.zeros(2, device=device)
+        found = torch.stack([self._signals.get(name, zero).to(device) for name in names])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(found)
+        *errors, divergence = (
+            total / count if count else None for total, count in found.clamp_min(0).tolist()
+        )  # KL may be -1e-9
+        return {name: Reading(error=error, divergence=divergence) for name, error in zip(self.measured, errors, strict=True)}
 
     def _teacher_pass(self, model: nn.Module, as_teacher: _AsTeacher) -> tuple[list[Any], dict[str, list[tuple[Tensor, ...]]]]:
         """Run the original model once more on what the model was called with; return its outputs, and those at the sites."""

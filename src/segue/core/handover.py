@@ -18,6 +18,7 @@ from segue.core.backbone import Backbone
 from segue.core.blending import blendable, padding_mask
 from segue.core.building import build_students, try_students
 from segue.core.calibrate import Fitted, calibrate
+from segue.core.closed_loop import ClosedLoop, refuse_without_signal
 from segue.core.copying import Copied
 from segue.core.kinds import copied_parameters
 from segue.core.modes import View, Watch
@@ -54,6 +55,7 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: PositiveInt | None = 
     sites = select(model, plan.sites)
     for schedule in schedules_of(plan):
         refuse_unmatched(schedule, sites)
+    refuse_without_signal(plan)
     surgery.refuse_running(model)
     surgery.refuse_tied(model, sites)
     total = None if total_steps is None else checked_total(total_steps)
@@ -86,13 +88,15 @@ class Handover(Copied):
         self.one_thread = views.OneThread()
         self._compiled = False  # the root model has been compiled, not only parts of it
         self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        state = step_state(plan, sites, 0, total_steps)  # asks the user's functions before anything changes
+        self.closed_loop = ClosedLoop(plan, sites)  # of an adaptive schedule
+        state = self._state_at(0, total_steps)  # asks the user's functions before anything changes
         self.seams = {site.name: surgery.seam_at(model, site, students[site.name]) for site in sites}
         for seam in self.seams.values():
             seam.teacher_gradient = seam.site.is_span if plan.teacher_gradient is None else plan.teacher_gradient
         self.teacher_hashes = {name: seam.teacher_hash for name, seam in self.seams.items()}  # as the handover began
         self._copied = {name: copied_parameters(seam.student, seam.require_teacher()) for name, seam in self.seams.items()}
         self.auxiliary = AuxiliaryLosses(plan, self.seams, frozen_original(model, plan))
+        self.auxiliary.measured = self.closed_loop.due(0, total_steps)
         self._install()
         self._follow(state)
         self._optimizers.listen()  # last: nothing after it can fail
@@ -130,8 +134,9 @@ class Handover(Copied):
     def total_steps(self, total: int) -> None:
         self._require_running("total_steps")
         total = checked_total(total)
-        self._follow(step_state(self.plan, self.sites, self.steps_done, total, raised=self.raised))
+        self._follow(self._state_at(self.steps_done, total))
         self._total_steps = total
+        self.auxiliary.measured = self.closed_loop.due(self.steps_done, total)
 
     @property
     def progress(self) -> float:
@@ -142,6 +147,13 @@ class Handover(Copied):
     def phase(self) -> Phase | None:
         """The phase of the run, where the plan has phases."""
         return at(self.plan.phases, self.progress)[0] if self.plan.phases else None
+
+    @property
+    def stateful_schedule(self) -> Any:
+        """What has `state_dict` and `load_state_dict` of the schedule: the closed loop, a user's own schedule, or None."""
+        if self.closed_loop.sites:
+            return self.closed_loop
+        return self.plan.schedule if hasattr(self.plan.schedule, "state_dict") else None
 
     @property
     def alphas(self) -> dict[str, float]:
@@ -172,25 +184,33 @@ class Handover(Copied):
         for name, alpha in alphas.items():
             before = raised[name].at(now, 0.0) if name in raised else 0.0
             raised[name] = Raised(float(max(alpha, before)), now, now + over)
-        self._follow(step_state(self.plan, self.sites, now, self._total_steps, raised=raised))
+        self._follow(self._state_at(now, self._total_steps, raised))
         self.raised = raised
 
     def resume_at(self, step: int, total_steps: int | None = None, raised: Mapping[str, Raised] | None = None) -> None:
         """Set the handover to a step of an earlier process, whose forwards have compared the two sides."""
         total = self._total_steps if total_steps is None else checked_total(total_steps)
         raised = dict(raised or {})
-        self._follow(step_state(self.plan, self.sites, step, total, raised=raised))  # refuses before it changes anything
+        self._follow(self._state_at(step, total, raised))  # refuses before it changes anything
         self._total_steps, self.raised = total, raised
         for seam in self.seams.values():
             seam.configure(compared=step > 0)
         self._arrive_at(step)
 
     def _go_to(self, step: int) -> None:
-        self._follow(step_state(self.plan, self.sites, step, self._total_steps, raised=self.raised))
+        readings = self.auxiliary.readings(next(iter(self.seams.values())).student_weight.device)
+        loop = self.closed_loop.after(step, self._total_steps, readings)
+        self._follow(step_state(self.plan, self.sites, step, self._total_steps, loop.alphas, self.raised))
+        self.closed_loop = loop
         self._arrive_at(step)
+
+    def _state_at(self, step: int, total: int | None, raised: Mapping[str, Raised] | None = None) -> StepState:
+        raised = self.raised if raised is None else raised
+        return step_state(self.plan, self.sites, step, total, self.closed_loop.alphas, raised)
 
     def _arrive_at(self, step: int) -> None:
         self.steps_done = step
+        self.auxiliary.measured = self.closed_loop.due(step, self._total_steps)
         self._optimizers.forget(step)
         for seam in self.seams.values():
             seam.configure(compared=seam.state.compared or True in seam.reached)
@@ -227,7 +247,7 @@ class Handover(Copied):
                 continue
             if self._compiled and not (seam.state.closed_in_graph and seam.state.watch is Watch.NOTHING):
                 continue  # compiled code still computes it, until its group closes
-            if closed_for_good(self.plan, site, self.steps_done, self._total_steps):
+            if closed_for_good(self.plan, site, self.steps_done, self._total_steps, self.closed_loop.alphas):
                 if self.on_release is not None:
                     self.on_release(site.name, seam.require_teacher())
                 gone.append(seam.release_teacher())

@@ -9,11 +9,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
+from types import MappingProxyType
+from typing import Any
 
 from segue.core.raised import Raised
 from segue.errors import PlanError
 from segue.gates import Gate, Noise
-from segue.phases import alpha_of, distill_of, guidance_of, holds
+from segue.phases import adaptive_of, alpha_of, distill_of, guidance_of, holds
 from segue.plan import Plan
 from segue.sites import Site
 
@@ -49,14 +51,25 @@ class StepState:
     distill: float
 
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
 def step_state(
-    plan: Plan, sites: list[Site], step: int, total: int | None, *, raised: Mapping[str, Raised] | None = None
+    plan: Plan,
+    sites: list[Site],
+    step: int,
+    total: int | None,
+    adapted: Mapping[str, float] = NOTHING,
+    raised: Mapping[str, Raised] = NOTHING,
 ) -> StepState:
-    """Ask schedule, gate and losses about a step; change nothing, and refuse values that make no sense."""
+    """Ask schedule, gate and losses about a step; change nothing, and refuse values that make no sense.
+
+    `adapted` has the alphas that a closed loop has reached, by site; without them an adaptive schedule takes its slowest way.
+    `raised` has the sites whose alpha a guard has raised for a while.
+    """
     progress = progress_at(step, total)
-    up = raised or {}
-    found = {site.name: _at(plan, site, step, progress, up.get(site.name)) for site in sites}
-    return StepState(found, distill_of(plan, progress, sites[0]))
+    states = {site.name: _at(plan, site, step, progress, adapted, raised.get(site.name)) for site in sites}
+    return StepState(states, distill_of(plan, progress, sites[0]))
 
 
 def progress_at(step: int, total: int | None) -> float:
@@ -86,11 +99,11 @@ def closed_in_graphs(closed: set[str], before: set[str], sites: int) -> set[str]
     return closed if full_group or len(closed) == sites else seen
 
 
-def closed_for_good(plan: Plan, site: Site, step: int, total: int) -> bool:
-    """Return whether no later step needs the teacher of a site."""
+def closed_for_good(plan: Plan, site: Site, step: int, total: int, adapted: Mapping[str, float] = NOTHING) -> bool:
+    """Return whether no later step needs the teacher of a site; what a closed loop has brought to 0 stays there."""
     if hasattr(plan.schedule, "observe") and step < total:
-        return False  # a schedule that adapts cannot be asked about the future
-    return not any(_at(plan, site, later, progress_at(later, total)).needs_teacher for later in _ahead(step, total))
+        return False  # a user's schedule that adapts cannot be asked about the future
+    return not any(_at(plan, site, later, progress_at(later, total), adapted).needs_teacher for later in _ahead(step, total))
 
 
 def _ahead(step: int, total: int) -> Iterator[int]:
@@ -99,14 +112,18 @@ def _ahead(step: int, total: int) -> Iterator[int]:
     yield total
 
 
-def _at(plan: Plan, site: Site, step: int, progress: float, raised: Raised | None = None) -> SiteState:
+def _at(
+    plan: Plan, site: Site, step: int, progress: float, adapted: Mapping[str, float], raised: Raised | None = None
+) -> SiteState:
     alpha = alpha_of(plan, progress, site)
+    if adaptive_of(plan, progress, site) is not None:
+        alpha = min(alpha, adapted.get(site.name, 1.0))
     alpha = alpha if raised is None else raised.at(step, alpha)
     return SiteState(
         alpha=alpha,
         weight=gate_weight(plan.gate, alpha, Noise(plan.seed, step, site.name), site),
         mean=gate_weight(plan.gate, alpha, None, site),
-        guidance=guidance_of(plan, progress, site),
+        guidance=guidance_of(plan, progress, site, alpha),
         hold=alpha == 1.0 and holds(plan, progress, site),
     )
 

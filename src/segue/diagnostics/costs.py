@@ -21,6 +21,7 @@ from segue.diagnostics.counting import StepCosts
 from segue.errors import SegueWarning
 from segue.gates import Blend
 from segue.losses import LogitDistillation
+from segue.phases import adapts
 from segue.plan import Plan
 from segue.reporting.formatting import flops, memory
 from segue.schedules import Constant
@@ -66,6 +67,7 @@ class Cost:
     teachers: dict[str, int]  # operations of one forward of each replaced module
     teacher_pass: int  # operations of one forward of the original model
     per_step: tuple[float, ...] = field(repr=False)  # operations, step by step
+    adaptive: bool = False  # counted on the slowest course of an adaptive schedule: at most this much
 
     @property
     def steps(self) -> int:
@@ -114,6 +116,7 @@ class Cost:
             teachers=dict(data["teachers"]),
             teacher_pass=data["teacher_pass"],
             per_step=tuple(phase.flops for phase in phases for _ in range(phase.steps)),
+            adaptive=bool(data.get("adaptive", False)),
         )
 
     def __str__(self) -> str:
@@ -162,6 +165,7 @@ class Cost:
             f"Replaced: {sites} module{'s' * (sites != 1)}, {share:.1%} of a forward of the original.",
             f"Break-even with a full teacher: {_modules(self.break_even_blend)} like these for one step of a blend, "
             f"{_modules(self.break_even)} for the complete run (this plan replaces {sites}).",
+            *["The schedule adapts: counted is its slowest course, so a run costs at most this."] * self.adaptive,
         ]
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
@@ -174,6 +178,8 @@ class Cost:
 @checked
 def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: PositiveInt = 1000, loss_fn: LossFn | None = None) -> Cost:
     """Count what a plan costs on a model, per phase and over a run; the model is not changed.
+
+    A schedule that adapts is counted on its slowest course, an upper bound.
 
     >>> import torch
     >>> from torch import nn
@@ -214,6 +220,7 @@ def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: PositiveInt =
         plan,
         gate=Blend(),
         schedule=Constant(alpha=0.0),
+        phases=(),
         guidance=None,
         distill=dataclasses.replace(plan.distill or LogitDistillation(), schedule=Constant(alpha=1.0)),
     )
@@ -228,6 +235,7 @@ def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: PositiveInt =
         teachers=teachers,
         teacher_pass=count.teacher_pass(),
         per_step=tuple(one.flops for one in costs),
+        adaptive=adapts(plan),
     )
 
 

@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from segue.border import checked
 from segue.checkpoint import changes
-from segue.checkpoint.state import settings_of
+from segue.checkpoint.state import restore_schedule_, settings_of
 from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import fingerprint
 from segue.errors import CheckpointError, HandoverError, SegueWarning
@@ -101,8 +101,8 @@ class Driver:
 
     def schedule_state(self) -> dict[str, Any]:
         """Return the part of the state that changes: that of an adaptive schedule."""
-        state_dict = getattr(self.plan.schedule, "state_dict", None)
-        return {"schedule": None if state_dict is None else state_dict()}
+        schedule = self.handover.stateful_schedule
+        return {"schedule": None if schedule is None else schedule.state_dict()}
 
     def set_step(self, step: int, total_steps: int, saved: dict[str, Any] | None) -> dict[str, Any]:
         """Start at step 0, or resume at a later one after the framework has loaded the weights; return the state to save."""
@@ -129,8 +129,7 @@ class Driver:
         settings = settings_of(now)
         changes.require_known(self.allow_changes, settings)
         changes.require_same(settings_of(saved), settings, self.allow_changes)
-        if saved["schedule"] is not None:
-            self.plan.schedule.load_state_dict(saved["schedule"])  # type: ignore[attr-defined]
+        restore_schedule_(self.handover, saved, saved["schedule"], [])
 
     def finish_(self) -> None:
         """Finalize the handover if no teacher has a share any more."""

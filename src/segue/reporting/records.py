@@ -46,6 +46,7 @@ class Point:
     seconds: float  # of training so far, without evaluations
     flops: float  # of training so far
     alpha: float  # mean over the sites
+    alphas: dict[str, float] = field(default_factory=dict)  # by site
     loss: float | None = None  # of training, mean since the previous evaluation, guidance included
     blend: dict[str, float] = field(default_factory=dict)  # scores of the model as it trains, teachers included, by name
     students: dict[str, float] = field(default_factory=dict)  # scores of the students alone

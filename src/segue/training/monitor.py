@@ -49,7 +49,7 @@ class Monitor:
         metrics: dict[str, Any] = {"step": loop.done, "epoch": epoch, "seconds": loop.seconds, "loss": loss, "lr": loop.rate}
         if handover is None:
             return metrics | ({} if self.evaluator is None else {"scores": self.evaluator(loop.model)})
-        metrics |= {"alpha": _mean(handover.alphas), "gradient_norm": norms}
+        metrics |= {"alpha": _mean(handover.alphas), "alphas": handover.alphas, "gradient_norm": norms}
         metrics |= {} if handover.phase is None else {"phase": handover.phase.name}
         if self.evaluator is not None:
             students, similar = self.evaluator.of_students(handover)

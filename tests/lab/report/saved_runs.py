@@ -121,6 +121,15 @@ def run(
     return Result(run_info=info, train_info=train, meta_info=meta)
 
 
+def with_own_alphas(result: Result, lag: float = 0.5) -> Result:
+    """Let every site hand over a little later than the one before it."""
+    sites = result.train_info.sites
+    points = [
+        replace(p, alphas={s: min(1.0, p.alpha * (1 + lag * i)) for i, s in enumerate(sites)}) for p in result.train_info.points
+    ]
+    return replace(result, train_info=replace(result.train_info, points=points))
+
+
 def grid(methods: list[str] | None = None, groups: list[str] | None = None, seeds: int = 3, **settings: Any) -> list[Result]:
     """Make up methods x groups x seeds."""
     return [

@@ -15,7 +15,7 @@ from segue.lab.report import figures
 from segue.lab.report.summary import summarize
 from segue.reporting.palette import line_styles
 from segue.reporting.records import Point, Result
-from tests.lab.report.saved_runs import LABELS, grid, run, with_points
+from tests.lab.report.saved_runs import LABELS, grid, run, with_own_alphas, with_points
 
 pytestmark = pytest.mark.slow
 
@@ -142,6 +142,15 @@ def test_one_seed_is_drawn_without_a_band_and_says_so():
     figure = figure_of([run(evaluations=4, sites=2)], "cosine")
     assert not any(axes.collections for axes in figure.axes)
     assert [text.get_text() for text in figure.texts] == ["one seed: no interval"]
+
+
+@pytest.mark.parametrize("lag", [0.5, 0.0], ids=["by site", "alike"])
+def test_alpha_by_site_is_drawn_where_sites_have_their_own(lag: float):
+    summary = summarize([*small(methods=1), with_own_alphas(run(method="theseus", evaluations=21, sites=3), lag)])
+    panels = figures.group_figures(summary.groups[0], summary, line_styles(n for n, _ in summary.methods))["alphas"]
+    drawn = [[line.mean for line in panel.lines] for panel in panels]
+    alpha = next(m for m in summary.groups[0].methods if m.method == "theseus").line.overall["alpha"].mean
+    assert drawn == ([[[min(1.0, a * (1 + 0.5 * i)) for a in alpha]] for i in range(3)] if lag else [])
 
 
 def test_what_was_not_measured_is_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

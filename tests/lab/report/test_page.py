@@ -15,7 +15,7 @@ from segue.lab.report import figures
 from segue.lab.report import page as report
 from segue.lab.report.summary import summarize
 from tests.lab.report.pages import LONG, NASTY, data_in, has_lines, page_of
-from tests.lab.report.saved_runs import LABELS, grid, run, save, with_points
+from tests.lab.report.saved_runs import LABELS, grid, run, save, with_own_alphas, with_points
 
 pytest.importorskip("matplotlib", reason="the report draws with matplotlib (pip install segue[lab])")
 
@@ -112,6 +112,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     kinds = {
         "whole": grid(groups=["100 %", "5 %"], seeds=3, evaluations=11, sites=5),
         "single": [with_points(run(evaluations=4, sites=1), lambda i, p: replace(p, events=[{"step": p.step - 3}] * (i == 2)))],
+        "adaptive": [run(evaluations=21, sites=4), with_own_alphas(run(method="dcr_dfg", evaluations=21, sites=4))],
         "nasty": [
             run(label=NASTY, method=NASTY, group=NASTY, evaluations=3, sites=2, config={NASTY: NASTY}),
             run(evaluations=3, group=LONG, label=LONG),
@@ -137,6 +138,14 @@ def test_every_page_opens_without_complaint_at_every_width(visit, name: str):
         page.set_viewport_size({"width": width, "height": 800})
         page.wait_for_timeout(60)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_alpha_by_site_is_shown_where_sites_have_their_own(visit):
+    assert visit("single").locator("#figure-alphas").is_hidden()
+    page = visit("adaptive")
+    has_lines(page, "alphas", 3)  # at the first, a middle and the last site; the other method gives all sites one alpha
+    page.locator("#site-alphas").select_option(index=2)
+    has_lines(page, "alphas", 1)
 
 
 def test_nothing_of_a_run_becomes_markup(visit):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from segue.reporting.records import Point, Result
 from segue.reporting.statistics import estimate
 
-BY_SITE = ("cosine", "relative_error", "gradient_norm", "drift_blend", "drift_students")
+BY_SITE = ("alphas", "cosine", "relative_error", "gradient_norm", "drift_blend", "drift_students")
 SUMMED = ("gate_variance", "data_variance")  # variances of independent parts add up over the sites
 OVERALL = ("students", "blend", "alpha", "loss", *SUMMED)
 EARLY = 0.2  # the fraction of the training in which aggr20 hands over, used for every method

@@ -22,6 +22,8 @@
     { id: "accuracy", title: `Validation ${data.score} of the students alone`, read: score,
       hint: "The model without teachers at every evaluation; the dashed line is the original model." },
     { id: "schedules", title: "Schedules", read: number, hint: "Alpha, the teacher’s share, mean over the sites." },
+    { id: "alphas", title: "Alpha by site", sites: "alphas", read: number,
+      hint: "The teacher’s share at a site. An adaptive schedule lowers it as fast as the measured interface allows." },
     { id: "gradient_norm", title: "Gradient norm by site", sites: "gradient_norm", log: true, read: number,
       hint: "Of each student, mean since the previous evaluation, before clipping. Gates that starve a student of gradient would lower it." },
     { id: "drift", title: "Drift of the residual stream", sites: "drift_blend", other: "drift_students", log: true, read: number,
@@ -44,8 +46,9 @@
   const visible = () => present().filter((method) => !state.hidden.has(method.id));
 
   const measured = (byMethod) => Object.values(byMethod).some((one) => one !== null);
-  const drawable = (figure) => !figure.costs
-    || (figure.depth ? Object.keys(figure.depth).some((key) => measured(group().depth[key])) : Object.values(group().lines).some((one) => one.overall[figure.id] !== null));
+  const ownAlphas = () => Object.values(group().lines).some((one) => new Set(one.sites.alphas.map((curve) => JSON.stringify(curve?.[0]))).size > 1);
+  const drawable = (figure) => (figure.id === "alphas" ? ownAlphas() : !figure.costs
+    || (figure.depth ? Object.keys(figure.depth).some((key) => measured(group().depth[key])) : Object.values(group().lines).some((one) => one.overall[figure.id] !== null)));
 
   function points(xs, curve) {
     return curve === null || curve === undefined ? [] : xs.map((x, i) => [x, curve[0][i], curve[1][i]]).filter((point) => point[1] !== null);

@@ -93,6 +93,7 @@ def group_figures(group: Group, summary: Summary, style_of: dict[str, LineStyle]
         "cosine": _on_one_scale(make.at_sites("cosine", "interface cosine")),
         "accuracy": _accuracy(make, summary),
         "schedules": [make.by_progress("alpha", "alpha")],
+        "alphas": _on_one_scale(make.at_sites("alphas", "alpha")) if _differ_by_site(group) else [],
         "gradient_norm": make.at_sites("gradient_norm", "gradient norm", log=True),
         "drift": make.at_sites("drift_blend", "drift", log=True),
         "depth": [
@@ -102,6 +103,12 @@ def group_figures(group: Group, summary: Summary, style_of: dict[str, LineStyle]
         ],
         **_table_one(make),
     }
+
+
+def _differ_by_site(group: Group) -> bool:
+    """Tell whether a method gives its sites alphas of their own: the mean shows all of it otherwise."""
+    by_site = [[curve.mean for curve in method.line.by_site["alphas"].values()] for method in group.methods]
+    return any(means != means[:1] * len(means) for means in by_site)
 
 
 def _accuracy(make: GroupPanels, summary: Summary) -> list[Panel]:
