@@ -13,7 +13,8 @@ from rich.console import Console
 
 from segue.cli import demo
 from segue.lab import variants
-from segue.lab.grid import Experiment, run_named
+from segue.lab.experiment import Experiment
+from segue.lab.grid import run_named
 from segue.lab.report import figures
 from segue.reporting import records as results
 

@@ -18,7 +18,7 @@ from segue.checkpoint import folders
 from segue.cli import commands
 from segue.errors import CheckpointError, ConfigError
 from segue.lab import consent
-from segue.lab.grid import Experiment
+from segue.lab.experiment import Experiment
 from segue.lab.run import run
 from segue.training.fit import Loop
 from tests.checkpoint.test_restoring import forge

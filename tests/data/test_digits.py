@@ -21,3 +21,9 @@ def test_digits_keep_their_split():
     labels = torch.from_numpy(labels)[order]
     assert_holds(Digits()(), (images[500:], labels[500:]), (images[:500], labels[:500]), 10)
     assert (int(images.min()), int(images.max())) == (0, 255)
+
+
+def test_another_layout_of_scikit_learn_is_read_by_its_own_function(monkeypatch):
+    usual = Digits()()
+    monkeypatch.setattr("segue.data.digits._FILE", "moved")
+    assert_holds(Digits()(), (usual.train.inputs, usual.train.labels), (usual.test.inputs, usual.test.labels), 10)

@@ -54,7 +54,7 @@ except ImportError as error:
 @pytest.mark.parametrize(
     ("source", "module", "extra"),
     [
-        (lambda folder: Digits(), "sklearn.datasets", "lab"),
+        (lambda folder: Digits(), "sklearn", "lab"),
         (lambda folder: ImageFolder(folder=folder), "PIL.Image", "lab"),
         (lambda folder: ImageFolder(folder=folder), "datasets", "hf"),
         (lambda folder: Parquet(train=folder / "file", test=folder / "file"), "datasets", "hf"),

@@ -11,7 +11,7 @@ import segue
 from segue.data import Crop, Digits, Idx
 from segue.errors import ConfigError, PlanError
 from segue.lab import presets, variants
-from segue.lab.config import Stage, Teacher, changed, config_hash, from_dict, to_dict
+from segue.lab.config import Choice, Stage, Teacher, changed, config_hash, from_dict, to_dict
 from segue.lab.models import SmallViT, Timm
 from segue.students import Adapter
 from segue.training.recipe import Recipe
@@ -60,8 +60,9 @@ def test_hashes_are_the_same_in_every_process_and_differ_between_methods(tmp_pat
 
 def test_names_for_people_do_not_change_the_hash():
     run = tiny_runs.config()
-    names = {"experiment": "other", "method": "mine", "label": "Mine", "group": "5 % of the data"}
-    for name, value in names.items():
+    names = {"experiment": "other", "method": "mine", "label": "Mine", "group": "5 % of the data", "reference": "dcr"}
+    choice = Choice(settings={"recipe.lr": 0.5}, trials=3, seeds=1, hold_out=10, score=0.9)
+    for name, value in [*names.items(), ("choice", choice)]:
         assert config_hash(dataclasses.replace(run, **{name: value})) == config_hash(run), name
 
 
@@ -96,6 +97,9 @@ OTHER = {  # another valid value where half, twice or not would make no sense
     "guard": segue.Guard(),
     "ema": segue.Ema(),
     "early_stopping": segue.EarlyStopping(),
+    "phases": (segue.phases.Phase(name="all"),),
+    "reference": "dcr",
+    "choice": Choice(settings={}, trials=3, seeds=1, hold_out=10, score=None),
 }
 
 
@@ -120,7 +124,7 @@ def settings_of(value, path=""):
 
 def test_anything_else_changes_the_hash():
     run = tiny_runs.config()
-    names = {"experiment", "method", "label", "group"}
+    names = {"experiment", "method", "label", "group", "reference", "choice"}
     seen = {config_hash(run): "nothing"}
     paths = []
     for path, other in settings_of(run):
@@ -223,7 +227,7 @@ def test_a_setting_that_does_not_exist_is_refused(path, nearest):
 
 
 def test_a_value_that_makes_no_sense_is_refused_as_in_a_recipe():
-    with pytest.raises(ConfigError, match="must be a positive finite number, got -1"):
+    with pytest.raises(ConfigError, match="must be a positive finite number or a Rates, got -1"):
         changed(tiny_runs.config(), "recipe.lr", -1.0)
     with pytest.raises(ConfigError):
         changed(tiny_runs.config(), "recipe.lr", "fast")

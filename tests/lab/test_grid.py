@@ -13,7 +13,8 @@ import torch
 
 from segue.checkpoint.state import saved_step
 from segue.errors import ConfigError, MissingExtraError
-from segue.lab.grid import Experiment, run_grid, run_named
+from segue.lab.experiment import Experiment
+from segue.lab.grid import run_grid, run_named
 from segue.reporting import records as results
 from tests.helpers.processes import FreshProcess
 
@@ -254,65 +255,6 @@ def test_without_ray_its_engine_names_the_extra(place, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match="pip install segue"):
         run_grid(Experiment(place), tmp_path / "out", engine="ray")
-
-
-# Experiments
-
-
-def written(folder, text):
-    path = folder / "runs.py"
-    path.write_text(text)
-    return Experiment(str(path))
-
-
-def test_an_experiment_may_hold_anything_that_python_can_write(place):
-    first, second = Experiment(place).runs()
-    assert (first.name, second.name) == ("dcr_dfg-seed0", "theseus-seed1")
-    assert callable(second.plan.student)
-    assert [run.name for run in Experiment(place, {"only": "theseus"}).runs()] == ["theseus-seed1"]
-
-
-def test_a_wrong_option_gets_the_nearest_names(place):
-    with pytest.raises(ConfigError, match="has no option 'pauze'") as caught:
-        Experiment(place, {"pauze": 1}).runs()
-    assert "Nearest names: pause" in str(caught.value)
-
-
-def test_an_option_without_a_default_is_asked_for(tmp_path):
-    with pytest.raises(ConfigError, match="needs the option 'model'"):
-        written(tmp_path, "def runs(model, seeds=3):\n    return []\n").runs()
-
-
-def test_two_runs_of_one_name_are_refused(tmp_path):
-    experiment = written(tmp_path, RUNS + "\n\none = runs\n\n\ndef runs():\n    return [*one(), *one()]\n")
-    with pytest.raises(ConfigError, match="has two runs called 'dcr_dfg-seed0'"):
-        experiment.runs()
-
-
-@pytest.mark.parametrize("text", ["", "runs = 3\n", "def run():\n    return []\n"])
-def test_a_file_without_runs_is_explained(text, tmp_path):
-    with pytest.raises(ConfigError, match="has no function `runs`"):
-        written(tmp_path, text).runs()
-
-
-@pytest.mark.parametrize("returned", ["None", "3", "['dcr']", "[None]"])
-def test_runs_that_are_none_are_explained(returned, tmp_path):
-    with pytest.raises(ConfigError, match="must return a list of Run"):
-        written(tmp_path, f"def runs():\n    return {returned}\n").runs()
-
-
-@pytest.mark.parametrize("place", ["no/such/runs.py", "no.such.module"])
-def test_an_experiment_that_is_not_there_is_explained(place):
-    with pytest.raises(ConfigError) as caught:
-        Experiment(place).runs()
-    assert place in str(caught.value)
-
-
-def test_an_installed_module_is_an_experiment_too(place, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(place).parent))
-    monkeypatch.delitem(sys.modules, "runs", raising=False)
-    assert len(Experiment("runs").runs()) == 2
-    monkeypatch.delitem(sys.modules, "runs", raising=False)
 
 
 @pytest.mark.processes

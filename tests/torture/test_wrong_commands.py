@@ -23,7 +23,7 @@ def test_every_command_is_attacked():
     assert {(name, p.option) for name in names for p in parameters(name) if p.option} <= tried
 
 
-@pytest.mark.parametrize("name", sorted(VALID.keys() - {"eval", "resume", "report"}))  # these need a training
+@pytest.mark.parametrize("name", sorted(VALID.keys() - {"eval", "pack", "resume", "report"}))  # these need a training
 def test_the_valid_command_is_accepted(name, prepared, tmp_path):
     verdict = wrong_commands.run(WrongCommand(_line(name, {})), prepared, tmp_path / "work")
     assert verdict.kind == ACCEPTED, verdict
@@ -49,6 +49,9 @@ CASES = [
         WrongCommand(("resume", "grid"), "grid/grid.json", content)
         for content in (b'{"place": 3, "options": 3, "workers": 1, "engine": "x"}',)
     ),
+    *(WrongCommand(("resume", "search"), "search/tune.json", content) for content in wrong_commands.DAMAGED),
+    *(WrongCommand((*GRID, "--tuned=tuned.json"), "tuned.json", content) for content in wrong_commands.DAMAGED),
+    *(WrongCommand(("report", "empty folder"), "empty folder/results.jsonl", content) for content in wrong_commands.DAMAGED),
     *(WrongCommand(("resume", "empty folder"), "empty folder/config.json", content) for content in wrong_commands.DAMAGED),
     *(WrongCommand(("report", "empty folder"), "empty folder/result.json", content) for content in wrong_commands.DAMAGED),
     *(WrongCommand(("cost", "demo", "plan.json"), "plan.json", content) for content in wrong_commands.DAMAGED),

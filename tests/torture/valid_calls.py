@@ -18,9 +18,10 @@ import segue
 from segue import gates, losses, methods, phases, schedules, students
 from segue.data import Digits
 from segue.lab import presets, variants
-from segue.lab.grid import Experiment
+from segue.lab.experiment import Experiment
 from segue.lab.models import SentenceClassifier, SmallViT
 from segue.lab.tasks import ImageTask
+from segue.lab.tune import Tuning
 from segue.training.recipe import Recipe
 from segue.training.tasks import Classification
 from tests.helpers import tiny_runs
@@ -216,8 +217,9 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.lab.config.Run": lambda _: dict(vars(tiny_runs.config())),
     "segue.lab.config.Stage": of(recipe=Recipe(steps=1)),
     "segue.lab.config.Teacher": of(task=tiny_runs.TASK, stages=(tiny_runs.HEAD,)),
-    "segue.lab.grid.Experiment": of(place="runs.py"),
-    "segue.lab.grid.Experiment.from_dict": of(saved={"place": "runs.py", "options": {}}),
+    "segue.lab.config.Choice": of(settings={}, trials=3, seeds=1, hold_out=10, score=0.5),
+    "segue.lab.experiment.Experiment": of(place="runs.py"),
+    "segue.lab.experiment.Experiment.from_dict": of(saved={"place": "runs.py", "options": {}}),
     "segue.lab.grid.run_grid": lambda folder: {"experiment": Experiment(str(written_run(folder))), "out": folder},
     "segue.lab.models.SentenceClassifier": of(name="model"),
     "segue.lab.models.SmallViT": of(depth=2),
@@ -234,6 +236,14 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.lab.tasks.ImageTask": of(source=Digits(), model=SmallViT(depth=1)),
     "segue.lab.tasks.ImageTask.load": of(self=ImageTask(source=Digits(), model=SmallViT(depth=1))),
     "segue.lab.tasks.SentenceTask": of(source=Digits(), model=SentenceClassifier(name="m")),
+    "segue.lab.tune.Tuning": of(trials=3),
+    "segue.lab.tune.Tuning.from_dict": of(saved={"trials": 3}),
+    "segue.lab.tune.tune": lambda folder: {
+        "experiment": Experiment(str(written_run(folder))),
+        "out": folder,
+        "tuning": Tuning(),
+    },
+    "segue.lab.tune.tuned": lambda folder: {"experiment": Experiment(str(written_run(folder))), "path": folder / "tuned.json"},
     "segue.lab.variants.Variant": of(name="a", label="A", plan=methods.dcr),
     "segue.lab.variants.find": of(names=["dcr"]),
     "segue.lab.variants.with_lambda": of(variant=variants.ALL["dcr_dfg"], weight=0.5),
@@ -256,6 +266,8 @@ AT_THE_BORDER_ONLY = {
     "segue.convert.evaluate.evaluate",
     "segue.lab.grid.run_grid",
     "segue.lab.run.run",
+    "segue.lab.tune.tune",
+    "segue.lab.tune.tuned",
     "segue.lab.report.page.build",
     "segue.reporting.records.read_all",
 }

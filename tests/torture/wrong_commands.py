@@ -114,6 +114,8 @@ VALID: dict[str, dict[str, Any]] = {
     "methods": {},
     "run": {"out": "out", "options": [f"{name}={value}" for name, value in TINY.items()], "settings": ["evaluations=1"]},
     "grid": {"experiment": "experiments/mine", "out": "out"},
+    "tune": {"experiment": "experiments/mine", "trials": 3, "out": "out"},
+    "pack": {"folder": "finished", "out": "out"},
     "resume": {"folder": "interrupted"},
     "report": {"folder": "finished"},
 }
@@ -132,6 +134,7 @@ READS: dict[tuple[str, ...], tuple[str, ...]] = {  # the files that a command re
     ("resume", "interrupted"): ("config.json", "metrics.jsonl", "checkpoints/latest"),
     ("resume", "unfinished"): ("training/settings.json", "training/metrics.jsonl", "training/checkpoints/latest"),
     ("resume", "grid"): ("grid.json",),
+    ("resume", "search"): ("tune.json",),
     ("report", "finished"): ("result.json",),
     ("eval", "converted", "--contexts", "8"): (
         *("segue.json", "manifest.json", "config.json", "generation_config.json"),
@@ -305,6 +308,8 @@ def prepare(folder: Path, *, trained: bool = True) -> Path:
     (folder / "grid").mkdir()
     known = {"place": "segue.cli.demo", "options": {"steps": 2, "teacher_steps": 1}, "workers": 1, "engine": "local"}
     (folder / "grid" / "grid.json").write_text(json.dumps(known))
+    (folder / "search").mkdir()
+    (folder / "search" / "tune.json").write_text(json.dumps(known | {"tuning": {"trials": 3}}))
     small_models.save("llama", folder / "llama")
     if not trained:
         return folder

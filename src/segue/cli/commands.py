@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -19,10 +18,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 import segue
+from segue.cli.arguments import call_with, experiment_file, name_values, neighbours
 from segue.cli.terminal import PlainConsole
 from segue.convert.options import Conversion, EvalSettings
 from segue.convert.options import options as options_of
-from segue.errors import ConfigError, SegueError, nearest, printable
+from segue.errors import ConfigError, SegueError, printable
 
 app = typer.Typer(
     help="Replace modules inside a pretrained PyTorch model without breaking it.",
@@ -33,6 +33,8 @@ console = PlainConsole()
 
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]
 Workers = Annotated[int, typer.Option(min=1, help="Number of runs at the same time on this machine.")]
+EngineOption = Annotated[Literal["local", "ray"], typer.Option(help="Place of the runs: this machine, or a Ray cluster.")]
+ExperimentArgument = Annotated[str, typer.Argument(help="Folder with a runs.py, or such a file.")]
 Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="Option of the experiment, as name=value.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="Setting by its path, such as recipe.lr=1e-3.")]
 
@@ -225,9 +227,9 @@ def run(
         raise ConfigError(
             f"{method!r} stands for {len(found)} methods.", "A run has one method.", "`segue grid` trains many runs."
         )
-    chosen = _call(getattr(presets, preset), f"the preset {preset}", _options(options))
+    chosen = call_with(getattr(presets, preset), f"the preset {preset}", name_values(options))
     config = chosen.run(found[0], seed=seed, data_fraction=data_fraction)
-    for path, value in _options(settings).items():
+    for path, value in name_values(settings).items():
         config = changed(config, path, value)
     result = train(config, out / config.name, keep_model=True, trackers=tuple(tracker or ()))
     if int(os.environ.get("RANK", 0)) == 0:
@@ -237,26 +239,56 @@ def run(
 
 
 @app.command()
+def tune(
+    experiment: ExperimentArgument,
+    out: Annotated[Path | None, typer.Option(help="Folder of the trials; by default runs/<experiment>_tune.")] = None,
+    trials: Annotated[int, typer.Option(min=3, help="Number of trials of each method.")] = 8,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each trial.")] = 1,
+    steps_share: Annotated[float, typer.Option(help="Fraction of the experiment's steps in a trial.")] = 1.0,
+    hold_out: Annotated[float, typer.Option(help="Fraction of the training data to score the trials on.")] = 0.2,
+    workers: Workers = 1,
+    engine: EngineOption = "local",
+    options: Options = None,
+) -> None:
+    """Choose learning rates and loss weights: as many trials for every method, on held-out training data.
+
+    `segue tune experiments/recipes --trials 8 --workers 2`, then `segue grid experiments/recipes --tuned
+    runs/recipes_tune/tuned.json`. Finished trials are kept; an interrupted search resumes to the same choice.
+    """
+    from segue.cli.tune import show
+    from segue.lab.experiment import Experiment
+    from segue.lab.tune import Tuning
+
+    place = experiment_file(experiment)
+    tuning = Tuning(trials=trials, seeds=seeds, steps_share=steps_share, hold_out=hold_out)
+    found = Experiment(str(place.resolve()), name_values(options))
+    raise typer.Exit(show(found, out or Path("runs") / f"{place.parent.name}_tune", console, tuning, workers, engine))
+
+
+@app.command()
 def grid(
-    experiment: Annotated[str, typer.Argument(help="Folder with a runs.py, or such a file.")],
+    experiment: ExperimentArgument,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; by default runs/<experiment>.")] = None,
     workers: Workers = 1,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Place of the runs: this machine, or a Ray cluster.")
-    ] = "local",
+    engine: EngineOption = "local",
+    tuned: Annotated[
+        Path | None, typer.Option(help="File tuned.json with the settings of each method, by `segue tune`.")
+    ] = None,
     options: Options = None,
 ) -> None:
     """Train the runs of an experiment: finished ones are skipped, interrupted ones resume."""
-    from segue.lab.grid import Experiment
+    from segue.lab.experiment import Experiment
+    from segue.lab.tune import tuned as with_settings_of
 
-    place = _experiment(experiment)
+    place = experiment_file(experiment)
     folder = out or Path("runs") / place.parent.name
-    raise typer.Exit(_grid(Experiment(str(place.resolve()), _options(options)), folder, workers, engine))
+    found = Experiment(str(place.resolve()), name_values(options))
+    raise typer.Exit(_grid(found if tuned is None else with_settings_of(found, tuned), folder, workers, engine))
 
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, a grid or a conversion.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, a grid, a search of settings or a conversion.")],
     workers: Annotated[int | None, typer.Option(min=1, help="Number of runs at the same time; by default as before.")] = None,
     run_file: Annotated[bool, typer.Option(help="Run the Python file that grid.json names, without a question.")] = False,
     download: Annotated[bool, typer.Option(help="Allow the download of models and data that the folder names.")] = False,
@@ -265,14 +297,16 @@ def resume(
         list[str] | None, typer.Option(help="Setting that may differ from the checkpoint's, such as batches.first.")
     ] = None,
 ) -> None:
-    """Resume an interrupted run, grid or conversion.
+    """Resume an interrupted run, grid, search of settings or conversion.
 
-    An experiment is code: the file of a grid is run if you ran it in this folder before, if you agree, or with --run-file.
+    An experiment is code: its file is run if you ran it in this folder before, if you agree, or with --run-file.
     """
+    from segue.cli.tune import show
     from segue.data.files import without_network
     from segue.lab.config import Run, from_dict
-    from segue.lab.grid import Experiment
+    from segue.lab.experiment import Experiment
     from segue.lab.run import run as train
+    from segue.lab.tune import Tuning
     from segue.reporting.records import read_json
 
     network = nullcontext() if download else without_network()
@@ -281,17 +315,20 @@ def resume(
         with network:
             _convert(Conversion.from_dict(read_json(settings)), folder, **given)
         return
-    if (folder / "grid.json").exists():
+    if place := next((folder / name for name in ("grid.json", "tune.json") if (folder / name).exists()), None):
         if checkpoint or allow_changes:
             raise ConfigError(
                 "a grid resumes each of its runs from its own latest checkpoint.",
                 "--checkpoint and --allow-changes are of one run.",
                 f"give the folder of that run: segue resume {folder}/RUN.",
             )
-        known = read_json(folder / "grid.json", "place", "options", "workers", "engine")
+        known = read_json(place, "place", "options", "workers", "engine")
         experiment = Experiment.from_dict(known)
-        _require_consent(experiment, folder, run_file)
-        raise typer.Exit(_grid(experiment, folder, workers or known["workers"], known["engine"]))
+        _require_consent(experiment, place, run_file)
+        if place.name == "grid.json":
+            raise typer.Exit(_grid(experiment, folder, workers or known["workers"], known["engine"]))
+        tuning = Tuning.from_dict(read_json(place, "tuning")["tuning"])
+        raise typer.Exit(show(experiment, folder, console, tuning, workers or known["workers"], known["engine"]))
     if (folder / "config.json").exists():
         config = from_dict(read_json(folder / "config.json", "config")["config"])
         if not isinstance(config, Run):
@@ -303,18 +340,36 @@ def resume(
         console.print(f"students alone: {result.train_info.score} {result.final:.4f}")
         return
     raise ConfigError(
-        f"{folder} is not a run, a grid or a conversion.",
-        f"It has no config.json, grid.json or training/settings.json. {_neighbours(folder)}",
-        "give the folder that `segue run`, `segue grid` or `segue convert` wrote to.",
+        f"{folder} is not a run, a grid, a search of settings or a conversion.",
+        f"It has no config.json, grid.json, tune.json or training/settings.json. {neighbours(folder)}",
+        "give the folder that `segue run`, `segue grid`, `segue tune` or `segue convert` wrote to.",
     )
 
 
 @app.command()
-def report(
+def pack(
     folder: Annotated[Path, typer.Argument(help="Folder with finished runs.")],
+    out: Annotated[Path, typer.Option(help="Folder of the packed file, such as experiments/NAME/results.")],
+) -> None:
+    """Pack finished runs into one small text file for a repository; `segue report` reads it like the runs themselves."""
+    from segue.reporting import records
+
+    found = records.read_all(folder)
+    packed = records.pack(found, out)
+    size = packed.stat().st_size
+    console.print(f"{len(found)} runs in {size:,} bytes, {size // len(found):,} for a run.\n{packed}", soft_wrap=True)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder with finished runs, or with packed ones.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the page; by default that of the runs.")] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     reference: Annotated[
-        str | None, typer.Option(help="Method to compare the others with; without it, the best baseline of each group.")
+        str | None,
+        typer.Option(
+            help="Method to compare the others with; by default the experiment's, or the best baseline of each group."
+        ),
     ] = None,
 ) -> None:
     """Make figures, tables and one HTML page from saved runs."""
@@ -324,8 +379,8 @@ def report(
     from segue.reporting import records as results
 
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder.", _neighbours(folder), "give the folder of a grid.")
-    page = build(folder, title=title, reference=reference)
+        raise ConfigError(f"{folder} is not a folder.", neighbours(folder), "give the folder of a grid.")
+    page = build(folder, out=out, title=title, reference=reference)
     show_summary(summarize(results.read_all(folder), reference=reference), console)
     console.print(f"\n{page}", soft_wrap=True)
 
@@ -362,15 +417,16 @@ def _grid(experiment: Any, folder: Path, workers: int, engine: Any) -> int:
     return 0
 
 
-def _require_consent(experiment: Any, folder: Path, run_file: bool) -> None:
+def _require_consent(experiment: Any, named_in: Path, run_file: bool) -> None:
     """Run a file that only the folder names if the user says so, or has said so before."""
     from segue.lab import consent
 
+    folder = named_in.parent
     if run_file or consent.is_shipped(experiment) or consent.is_known(experiment, folder):
         return
     place = experiment.place
     if sys.stdin.isatty() and sys.stderr.isatty():
-        question = f"{folder / 'grid.json'} names the experiment {place}, which is code. Run it?"
+        question = f"{named_in} names the experiment {place}, which is code. Run it?"
         if typer.confirm(printable(question), default=False, err=True):
             return
     raise ConfigError(
@@ -378,47 +434,3 @@ def _require_consent(experiment: Any, folder: Path, run_file: bool) -> None:
         "It is code, the folder names it, and you have not run it, as it is now, in this folder.",
         f"read it, then: segue resume {folder} --run-file",
     )
-
-
-def _experiment(name: str) -> Path:
-    """Find the file of an experiment: a file, a folder with runs.py, or a name below experiments/."""
-    for path in (Path(name), Path(name) / "runs.py", Path("experiments") / name / "runs.py"):
-        if path.is_file() and path.suffix == ".py":
-            return path
-    known = [str(path.parent) for path in sorted(Path("experiments").glob("*/runs.py"))]
-    raise ConfigError(
-        f"there is no experiment {name!r}.", nearest(name, known), "an experiment is a folder with a runs.py in it."
-    )
-
-
-def _options(pairs: list[str] | None) -> dict[str, Any]:
-    """Parse name=value pairs; a value is JSON where it can be, and text otherwise."""
-    options: dict[str, Any] = {}
-    for pair in pairs or []:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"{pair!r} is not an option.", "It is not of the form name=value.", "give for example seeds=5.")
-        try:
-            options[name] = json.loads(text)
-        except ValueError:
-            options[name] = text
-    return options
-
-
-def _call(function: Any, what: str, options: dict[str, Any]) -> Any:
-    """Call a function with options; an unknown or missing option is an error that names those it has."""
-    parameters = inspect.signature(function).parameters
-    for name in options:
-        if name not in parameters:
-            raise ConfigError(
-                f"{what} has no option {name!r}.", nearest(name, list(parameters)), f"it has {', '.join(parameters)}."
-            )
-    missing = [name for name, p in parameters.items() if p.default is p.empty and name not in options]
-    if missing:
-        raise ConfigError(f"{what} is incomplete.", f"It needs the option {missing[0]!r}.", f"give --option {missing[0]}=PATH.")
-    return function(**options)
-
-
-def _neighbours(folder: Path) -> str:
-    others = [str(path) for path in sorted(folder.parent.glob("*")) if path.is_dir()] if folder.parent.is_dir() else []
-    return nearest(str(folder), others) if others else "There is no such folder."

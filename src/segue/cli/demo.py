@@ -16,7 +16,8 @@ from rich.table import Table
 
 from segue.lab import presets, variants
 from segue.lab.config import Run
-from segue.lab.grid import Experiment, run_grid
+from segue.lab.experiment import Experiment
+from segue.lab.grid import run_grid
 from segue.lab.report.findings import overview
 from segue.lab.report.page import build
 from segue.lab.report.summary import Summary, summarize

@@ -21,7 +21,7 @@ from segue.training.ema import Ema
 from segue.training.guard import Guard
 from segue.training.recipe import Recipe
 
-NAMES = ("experiment", "method", "label", "group")  # of a run for people; they do not change its numbers
+NAMES = ("experiment", "method", "label", "group", "reference", "choice")  # of a run for people; they do not change its numbers
 
 
 @checked
@@ -46,6 +46,21 @@ class Teacher:
 
 @checked
 @dataclass(frozen=True, kw_only=True)
+class Choice:
+    """How the settings of a method were chosen before its runs: by `segue tune`, on held-out training data."""
+
+    settings: dict[str, Any]  # the chosen values by their paths
+    at_edge: tuple[str, ...] = ()  # those whose best value is the smallest or the largest that was tried
+    not_varied: tuple[str, ...] = ()  # those for which no trial was left
+    trials: PositiveInt
+    steps: PositiveInt | None = None  # of a trial, where the recipe counts steps
+    seeds: PositiveInt  # of a trial
+    hold_out: PositiveInt  # examples, of the training part
+    score: float | None  # on them, mean over the seeds of the best trial
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One replacement: which teacher, which plan, which data, how long."""
 
@@ -62,6 +77,8 @@ class Run:
     evaluations: tuple[Count, ...] | Count = 20  # at which steps, or how many
     diagnostics: tuple[str, ...] = (VARIANCE,)  # measured at every evaluation: see diagnostics.recorder
     seed: Seed = 0
+    reference: str | None = None  # the method that the experiment compares the others with, named beforehand
+    choice: Choice | None = None  # how the settings were chosen; None: by hand
 
     @property
     def name(self) -> str:
@@ -71,7 +88,7 @@ class Run:
 
 
 MODELS, TRAINING = (SmallViT, Timm, SentenceClassifier), (Plan, Recipe, Guard, Ema, EarlyStopping)
-SETTINGS = (ImageTask, SentenceTask, *MODELS, *TRAINING, Stage, Teacher, Run)
+SETTINGS = (ImageTask, SentenceTask, *MODELS, *TRAINING, Stage, Teacher, Choice, Run)
 SERIALIZER = Serializer(
     kinds=public_kinds(sources) | {kind.__name__: kind for kind in SETTINGS},
     error=ConfigError,
@@ -101,22 +118,48 @@ def config_hash(config: Run | Teacher) -> str:
 
 
 def changed(config: Any, path: str, value: Any) -> Any:
-    """Return a configuration with one setting changed, named by its path; a dictionary is a part as `to_dict` writes it.
+    """Return a configuration with one setting changed, named by its path; parts of a tuple have their index as name.
+
+    A dictionary is a part as `to_dict` writes it.
 
     >>> changed(Recipe(steps=10), "lr", 0.1).lr
     0.1
+    >>> changed(Recipe(steps=10), "betas.1", 0.99).betas
+    (0.9, 0.99)
     >>> changed(Recipe(steps=10), "ema", {"kind": "Ema", "decay": 0.9}).ema
     Ema(decay=0.9, final=False)
     """
     name, _, rest = path.partition(".")
-    known = [f.name for f in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
+    old = _part(config, name)
+    inner = changed(old, rest, value) if rest else from_dict(value) if isinstance(value, dict) else value
+    if isinstance(inner, list):
+        inner = tuple(inner)
+    if isinstance(config, tuple):
+        return tuple(inner if index == int(name) else part for index, part in enumerate(config))
+    return dataclasses.replace(config, **{name: inner})
+
+
+def setting(config: Any, path: str) -> Any:
+    """Return the setting that a path names.
+
+    >>> setting(Recipe(steps=10), "betas.1")
+    0.999
+    """
+    for name in path.split("."):
+        config = _part(config, name)
+    return config
+
+
+def _part(config: Any, name: str) -> Any:
+    known: dict[str, Any] = {}
+    if isinstance(config, tuple):
+        known = {str(index): part for index, part in enumerate(config)}
+    elif dataclasses.is_dataclass(config):
+        known = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     if name not in known:
         raise ConfigError(
             f"{type(config).__name__} has no setting {name!r}.",
-            nearest(name, known),
+            nearest(name, list(known)),
             "settings are named by their path, for example recipe.lr=1e-3.",
         )
-    inner = changed(getattr(config, name), rest, value) if rest else from_dict(value) if isinstance(value, dict) else value
-    if isinstance(inner, list):
-        inner = tuple(inner)
-    return dataclasses.replace(config, **{name: inner})
+    return known[name]

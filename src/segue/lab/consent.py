@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from segue.lab.grid import Experiment
+from segue.lab.experiment import Experiment
 
 
 def is_shipped(experiment: Experiment) -> bool:

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
 from itertools import accumulate, islice
@@ -87,13 +88,18 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     evaluate = partial(Evaluator, scores=config.task.loss.scores, processes=processes, autocast=autocast)
     model.to(processes.device)
     teacher_eval = evaluate(loaded.validation)(model)
-    teacher_final = teacher["scores"] if config.teacher.task == config.task else evaluate(loaded.final)(model)
+    complete = loaded.final is loaded.validation  # evaluations use all held-out examples: there is nothing more to measure
+    if config.teacher.task == config.task:
+        teacher_final = teacher["scores"]
+    else:
+        teacher_final = teacher_eval if complete else evaluate(loaded.final)(model)
     fitted, bill = _replace(config, loaded, model, folder, **settings)
     assert fitted.handover is not None
     micro = config.recipe.accumulate
     flops = [0.0, *accumulate(micro * one for one in bill.per_step)]  # before each step
+    trains_to_end = config.recipe.ema is None and config.recipe.early_stopping is None  # else the weights change after it
     with fitted.handover.as_student():
-        final = evaluate(loaded.final)(model)
+        final = fitted.history[-1]["students"] if complete and trains_to_end else evaluate(loaded.final)(model)
     train_info = TrainInfo(
         score=config.task.score,
         total_steps=fitted.total_steps,
@@ -192,6 +198,8 @@ def _run_info(config: Run, folder: Path) -> RunInfo:
         seed=config.seed,
         config=to_dict(config),
         config_hash=config_hash(config),
+        reference=config.reference,
+        choice=None if config.choice is None else asdict(config.choice),
     )
 
 
@@ -219,6 +227,8 @@ class Drift:
     def __call__(self, handover: Handover) -> dict[str, dict[str, float]]:
         """Return the relative squared distance after the block of every site, of the blend and of the students alone."""
         blend = self._distances(handover.model)
+        if all(seam.closed for seam in handover.seams.values()):  # the students are alone already
+            return {"drift_blend": blend, "drift_students": blend}
         with handover.as_student():
             students = self._distances(handover.model)
         return {"drift_blend": blend, "drift_students": students}

@@ -27,7 +27,7 @@ class Loaded:
 
     train: Callable[[int, int], Batches]  # (batch size, seed) -> shuffled batches
     validation: InOrder  # the held-out examples of every evaluation
-    final: InOrder  # all held-out examples
+    final: InOrder  # all held-out examples; the same object where evaluations use all
     build: Callable[[int], nn.Module]  # seed of what is not pretrained -> a fresh model
     examples: int  # to train on
 
@@ -109,10 +109,11 @@ class ImageTask(_Classifying):
 
         count = len(test) if test is not None else self.hold_out
         size = 500 if (self.size or images.shape[-1]) <= 64 else 128
+        final = InOrder(count, size, held_out)
         return Loaded(
             train=lambda size, seed: Batches(len(kept), size, batch, seed=seed),
-            validation=InOrder(min(self.eval_examples, count), size, held_out),
-            final=InOrder(count, size, held_out),
+            validation=final if self.eval_examples >= count else InOrder(self.eval_examples, size, held_out),
+            final=final,
             build=lambda seed: self.model(data, self.size, seed),
             examples=len(kept),
         )
@@ -150,10 +151,11 @@ class SentenceTask(_Classifying):
         def held_out(chosen: Tensor) -> dict[str, Tensor]:
             return encode([texts[i] for i in chosen.tolist()], labels[chosen])
 
+        final = InOrder(len(texts), 128, held_out)
         return Loaded(
             train=lambda size, seed: Batches(len(kept), size, batch, seed=seed),
-            validation=InOrder(min(self.eval_examples, len(texts)), 128, held_out),
-            final=InOrder(len(texts), 128, held_out),
+            validation=final if self.eval_examples >= len(texts) else InOrder(self.eval_examples, 128, held_out),
+            final=final,
             build=lambda seed: self.model(data.classes, seed),
             examples=len(kept),
         )

@@ -6,6 +6,8 @@ runs/small/                          an experiment
         metrics.jsonl                one line per evaluation
         checkpoints/                 while the run lasts
         result.json                  when it is finished: run_info, train_info, meta_info
+experiments/small/results/
+    results.jsonl                    all runs of an experiment, packed for the repository
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import segue
 from segue.border import checked
 from segue.core import files
 from segue.errors import ResultError
+from segue.reporting import packed
 
 FORMAT = 1
 FILE = "result.json"
@@ -81,6 +84,8 @@ class RunInfo:
     seed: int
     config: dict[str, Any]
     config_hash: str
+    reference: str | None = None  # the method that its experiment compares the others with, named beforehand
+    choice: dict[str, Any] | None = None  # how its settings were chosen (segue tune); None: by hand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,22 +174,58 @@ def removed_on_failure(folder: Path, *names: str) -> Iterator[None]:
 
 def read(path: Path) -> Result:
     """Read one result file."""
-    try:
-        data = json.loads(files.content(path))
-        if data["format"] != FORMAT:
-            raise ResultError(
-                f"the result {path} has a format that this version does not read.",
-                f"Its format is {data['format']!r}, this version of Segue reads {FORMAT}.",
-                "read it with the version that wrote it.",
-            )
-        train = dict(data["train_info"])
-        train["points"] = [Point(**_known(Point, point)) for point in train["points"]]
-        return Result(
-            run_info=RunInfo(**_known(RunInfo, data["run_info"])),
-            train_info=TrainInfo(**_known(TrainInfo, train)),
-            meta_info=data["meta_info"],
+    with _complete(path):
+        return _parse(json.loads(files.content(path)), path)
+
+
+def pack(results: list[Result], folder: Path) -> Path:
+    """Write many results as one compact text file, which `read_all` reads like the runs themselves."""
+    data = [_finite({"format": FORMAT, **asdict(result)}) for result in results]
+    return write_file(packed.pack(data), folder / packed.FILE)
+
+
+@checked
+def read_all(folder: Path) -> list[Result]:
+    """Read every finished run below a folder, also the packed ones, in the order of their names."""
+    if not folder.is_dir():
+        raise ResultError(
+            f"{folder} is not a folder of runs.", "There is no such folder.", "name the folder that `segue grid` writes to."
         )
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    results = [read(path) for path in sorted(folder.glob(f"**/{FILE}"))]
+    for path in sorted(folder.glob(f"**/{packed.FILE}")):
+        with _complete(path):
+            results += [_parse(data, path) for data in packed.unpack(files.content(path).decode())]
+    if not results:
+        raise ResultError(
+            f"{folder} has no finished run.",
+            f"A finished run is a folder with a {FILE}; packed runs are in {packed.FILE}.",
+            "run `segue grid` first.",
+        )
+    return results
+
+
+def _parse(data: dict[str, Any], path: Path) -> Result:
+    if data["format"] != FORMAT:
+        raise ResultError(
+            f"the result {path} has a format that this version does not read.",
+            f"Its format is {data['format']!r}, this version of Segue reads {FORMAT}.",
+            "read it with the version that wrote it.",
+        )
+    train = dict(data["train_info"])
+    train["points"] = [Point(**_known(Point, point)) for point in train["points"]]
+    return Result(
+        run_info=RunInfo(**_known(RunInfo, data["run_info"])),
+        train_info=TrainInfo(**_known(TrainInfo, train)),
+        meta_info=data["meta_info"],
+    )
+
+
+@contextmanager
+def _complete(path: Path) -> Iterator[None]:
+    """Refuse a file that cannot be read."""
+    try:
+        yield
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, ResultError):
             raise
         raise ResultError(
@@ -192,23 +233,6 @@ def read(path: Path) -> Result:
             f"Reading it ends with {type(error).__name__}: {error}.",
             "delete it and run the experiment again; finished runs are skipped.",
         ) from None
-
-
-@checked
-def read_all(folder: Path) -> list[Result]:
-    """Read every finished run below a folder, in the order of their names."""
-    if not folder.is_dir():
-        raise ResultError(
-            f"{folder} is not a folder of runs.", "There is no such folder.", "name the folder that `segue grid` writes to."
-        )
-    results = [read(path) for path in sorted(folder.glob(f"**/{FILE}"))]
-    if not results:
-        raise ResultError(
-            f"{folder} has no finished run.",
-            f"A finished run is a folder with a {FILE}.",
-            "run `segue grid` first.",
-        )
-    return results
 
 
 def meta_info_of(begun: datetime, processes: int) -> dict[str, Any]:

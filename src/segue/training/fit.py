@@ -228,12 +228,13 @@ class Loop:
         self.accelerator.unscale_gradients()
         norms = self._site_norms()
         norm = full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
-        shared = torch.stack([total, torch.tensor(float(interruption.caught), device=total.device)])
+        caught = torch.tensor(float(interruption.caught), device=total.device)
+        shared = torch.stack([total, caught, norm.isfinite().to(total)])  # one wait for the device in a step
         if self.guard is not None:
             shared = torch.cat([shared, measured, norms])
-        mean, signal, *of_guard = (self.processes.total(shared) / self.processes.world).tolist()
+        mean, signal, bounded, *of_guard = (self.processes.total(shared) / self.processes.world).tolist()
         scaled = self.accelerator.scaler is not None  # fp16: its scaler skips steps whose gradient overflows
-        finite = math.isfinite(mean) and (scaled or math.isfinite(norm.item()))
+        finite = math.isfinite(mean) and (scaled or bounded == 1)
         spike = None if self.guard is None else self.guard.judge(self.done, [mean, *of_guard], finite=finite)
         if finite and spike is None:
             if self.recipe.clip is not None:

@@ -192,6 +192,15 @@
 
   const mark = (text) => element("span", { class: text === "best" ? "mark best" : "mark" }, text);
 
+  function chosenTable() {
+    const rows = group().chosen;
+    at("chosen-card").hidden = !rows.length;
+    at("chosen-hint").textContent = unbroken(group().chosen_reading);
+    at("chosen").replaceChildren(
+      element("thead", {}, element("tr", {}, ...data.chosen.map((text, i) => element("th", { scope: "col", class: i ? "text" : null }, text)))),
+      element("tbody", {}, ...rows.map((cells) => element("tr", {}, ...cells.map((cell, i) => element(i ? "td" : "th", { scope: i ? null : "row", class: i ? "text" : null }, cell))))));
+  }
+
   function comparedTables() {
     const tables = group().comparisons.filter((one) => one.rows.length);
     at("compared").replaceChildren(...(tables.length ? tables.map((one) => element("div", { class: "group-table" }, element("h3", {}, one.title[0].toUpperCase() + one.title.slice(1)),
@@ -297,6 +306,7 @@
     drawFigures();
     methodTable();
     comparedTables();
+    chosenTable();
     costTables();
   }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.border import checked
-from segue.lab.report import figures, findings, table_one, tables
+from segue.lab.report import choices, figures, findings, table_one, tables
 from segue.lab.report.curves import BY_SITE, OVERALL, Curve
 from segue.lab.report.summary import Group, Method, Summary, summarize
 from segue.lab.report.table_one import BY_DEPTH
@@ -21,21 +21,22 @@ SCRIPTS = ("chart.js", "page.js")
 
 
 @checked
-def build(folder: Path, *, title: str | None = None, reference: str | None = None) -> Path:
-    """Write report.html, table.md, table.csv and figures/ from the runs below a folder.
+def build(folder: Path, *, out: Path | None = None, title: str | None = None, reference: str | None = None) -> Path:
+    """Write report.html, table.md, table.csv and figures/ from the runs below a folder, into it or into another.
 
-    `reference` names the method that the others are compared with; without it, that is the best baseline of each group, and the
-    p-values are adjusted for its choice.
+    `reference` names the method that the others are compared with; without it, that is the one that the experiment named before
+    its runs, or else the best baseline of each group, and the p-values are adjusted for its choice.
     """
     require_matplotlib()
     results = read_all(folder)
     summary = summarize(results, reference=reference)
-    drawn = figures.draw(summary, folder / "figures")
-    write_file(tables.markdown(summary), folder / "table.md")
-    write_file(tables.csv(summary), folder / "table.csv")
+    out = folder if out is None else out
+    drawn = figures.draw(summary, out / "figures")
+    write_file(tables.markdown(summary), out / "table.md")
+    write_file(tables.csv(summary), out / "table.csv")
     data = page_data(summary, results, title or " and ".join(summary.experiments))
     data["files"] = ["table.csv", "table.md", *(f"figures/{path.name}" for path in drawn)]
-    return write_file(page(data), folder / "report.html")
+    return write_file(page(data), out / "report.html")
 
 
 def page(data: dict[str, Any]) -> str:
@@ -63,6 +64,7 @@ def page_data(summary: Summary, results: list[Result], title: str) -> dict[str, 
         "ranked": summary.ranks is not None,
         "compared": tables.COMPARED,
         "compared_reading": tables.reading(summary),
+        "chosen": choices.CHOSEN,
         "targets": tables.TARGETS,
         "reading": table_one.READING,
         "runs": [_run(result, summary) for result in results],
@@ -129,6 +131,8 @@ def _group(group: Group, summary: Summary) -> dict[str, Any]:
             }
             for measure in findings.MEASURE_NAMES
         ],
+        "chosen": choices.rows(group, summary.score_format),
+        "chosen_reading": choices.reading(group),
         "table_one": _table_one(group),
         "anneal_end": _rounded(group.anneal_end),
         "lines": {method.method: _line(method) for method in group.methods},

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from segue.lab.report import findings, table_one
+from segue.lab.report import choices, findings, table_one
 from segue.lab.report.comparisons import MEASURES, Comparison, Measure, Standing, check_reference, compare, rank, standings
 from segue.lab.report.curves import Curve, Line, early_mean, finite, gather, last, mean, overall_values, profile
 from segue.lab.report.table_one import TableOne
@@ -122,6 +122,8 @@ class Summary:
 def summarize(results: list[Result], *, reference: str | None = None) -> Summary:
     """Summarize saved runs: methods are compared within a group, over seeds, with a reference or with the best baseline.
 
+    Without `reference`, it is the one that the runs themselves name.
+
     >>> summarize([]).groups
     []
     """
@@ -133,6 +135,7 @@ def summarize(results: list[Result], *, reference: str | None = None) -> Summary
         named.setdefault(f"{info.experiment}: {info.group}" if len(experiments) > 1 else info.group, []).append(run)
     score_format = _score_format(kept)
     groups = [_group(name, named[name]) for name in _group_order(list(named))]
+    reference, said = choices.reference_of(kept, reference)
     check_reference(reference, groups)
     compared = compare(groups, reference)
     groups = [_with(group, [found for found in compared if found.group == group.name], score_format) for group in groups]
@@ -144,7 +147,7 @@ def summarize(results: list[Result], *, reference: str | None = None) -> Summary
         comparisons=max((found.family for found in compared if found.measure == "final"), default=0),
         reference=reference,
         ranks=rank(groups),
-        notes=notes,
+        notes=notes + said,
     )
 
 

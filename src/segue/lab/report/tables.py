@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from segue.lab.report import findings, table_one
+from segue.lab.report import choices, findings, table_one
 from segue.reporting.formatting import (
     NOTHING,
     ScoreFormat,
@@ -136,6 +136,8 @@ def markdown(summary: Summary) -> str:
                 name = findings.measure_name(measure, group.score)
                 parts += ["", f"Paired differences, {name}:", ""]
                 parts += as_table(COMPARED, [[cell.text for cell in row] for row in rows])
+        if chosen := choices.rows(group, summary.score_format):
+            parts += ["", f"### {choices.TITLE}", "", *as_table(choices.CHOSEN, chosen), "", choices.reading(group)]
         parts += _table_one(group)
     return "\n".join([*parts, "", _legend(summary), ""])
 
