@@ -3,6 +3,8 @@
 Command:  segue tune experiments/recipes --workers 2 --trials 8
           segue grid experiments/recipes --workers 2 --tuned runs/recipes_tune/tuned.json
           segue report runs/recipes
+Runtime:  a run takes 25 (student-only) to 34 seconds of one core; 60 runs, after 96 trials of the search.
+Expected: teacher 0.958. Untuned, one seed: student-only 0.830, DCR + DFG 0.948, local fit 20 % + DCR + DFG + KL 0.956.
 """
 
 from __future__ import annotations
@@ -40,21 +42,19 @@ class Arm:
     plan: Callable[..., Plan]
 
 
+def phased(*phases: Phase) -> Callable[..., Plan]:
+    """Follow these phases with feature guidance and, outside of local fits, distillation."""
+    return partial(Plan, phases=phases, guidance=FeatureGuidance(), distill=LogitDistillation())
+
+
 def fitted(length: float, then: Phase, **settings: Any) -> Callable[..., Plan]:
-    """Fit each student to its teacher for a part of the run, then train on with the task's loss and distillation."""
-    local = Phase(name="local fit", length=length, local=True, **settings)
-    return partial(Plan, phases=(local, then), guidance=FeatureGuidance(), distill=LogitDistillation())
-
-
-def adaptive() -> Callable[..., Plan]:
-    """Let alpha fall as fast as the measured interface allows, with feature guidance and distillation."""
-    guidance = FeatureGuidance(schedule=Adaptive())
-    return partial(Plan, schedule=Adaptive(), guidance=guidance, distill=LogitDistillation())
+    """Fit each student to its teacher for a part of the run, then go on with the model's own loss."""
+    return phased(Phase(name="local fit", length=length, local=True, **settings), then)
 
 
 DCR_DFG = Phase(name="handover", schedule=aggr20())  # the guidance falls with alpha
 RAMP = Phase(name="handover", schedule=aggr20(), guidance=0.0, lr=1e-3)
-ADAPTIVE = Phase(name="handover", schedule=Adaptive(), lr=1e-3)
+ADAPTIVE = Phase(name="handover", schedule=Adaptive())  # the guidance falls with alpha, which falls as the interface allows
 JUMP = Phase(name="students alone", lr=1e-3)
 OWN = {"lr": 4e-3, "weight_decay": 0.0}  # of a local fit with many updates
 
@@ -69,7 +69,7 @@ ARMS = (
     Arm("fit_8_jump", "Local fit 20 % x 8, jump", 1e-3, fitted(0.2, JUMP, reuse=8, **OWN)),
     Arm("fit_4x4_jump", "Local fit 20 % x 4 of 4 parts, jump", 1e-3, fitted(0.2, JUMP, split=4, reuse=4, **OWN)),
     Arm("fit_4x4_10_jump", "Local fit 10 % x 4 of 4 parts, jump", 1e-3, fitted(0.1, JUMP, split=4, reuse=4, **OWN)),
-    Arm("adaptive_dfg_kl", "Adaptive + DFG + KL", 4e-3, adaptive()),
+    Arm("adaptive_dfg_kl", "Adaptive + DFG + KL", 4e-3, phased(ADAPTIVE)),
     Arm("fit_adaptive_kl", "Local fit 10 % x 4 of 4 parts, adaptive", 1e-3, fitted(0.1, ADAPTIVE, split=4, reuse=4, **OWN)),
 )
 

@@ -92,7 +92,11 @@ def test_the_configuration_of_a_folder_chooses_no_kernel(forged, tmp_path):
         (("run", "--preset", "small"), ConfigError, "It needs the option 'folder'"),
         (("grid", "experiments/smal"), ConfigError, "an experiment is a folder with a runs.py"),
         (("report", "runs/no_such_thing"), ConfigError, "runs/no_such_thing is not a folder."),
-        (("resume", "runs/no_such_thing"), ConfigError, "runs/no_such_thing is not a run, a grid, a search of settings or a conversion."),
+        (
+            ("resume", "runs/no_such_thing"),
+            ConfigError,
+            "runs/no_such_thing is not a run, a grid, a search of settings or a conversion.",
+        ),
     ],
 )
 def test_a_mistake_gets_one_clear_message(arguments, kind, text, tmp_path, monkeypatch):
