@@ -14,6 +14,7 @@ from benchmarks import (
     compiled,
     decoding,
     guarding,
+    local_pass,
     machine,
     memory,
     mixers,
@@ -157,6 +158,7 @@ def sections(results: Results) -> dict[str, Callable[[], list[str]]]:
         "profile": ("Profile", lambda result: seam_profile.section(result, steps)),
         "skipping": ("Steps that may be skipped", skipping.section),
         "guarding": ("Steps under a guard", guarding.section),
+        "local": ("Local fit", local_pass.section),
         "mixers": ("Mixers", mixers.section),
         "decoding": ("Decoding", decoding.section),
     }

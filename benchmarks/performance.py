@@ -24,6 +24,7 @@ from benchmarks import (
     decoding,
     figures,
     guarding,
+    local_pass,
     machine,
     memory,
     mixers,
@@ -48,6 +49,7 @@ MEASUREMENTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "profile": seam_profile.measure,
     "skipping": skipping.measure,
     "guarding": guarding.measure,
+    "local": local_pass.measure,
     "mixers": mixers.measure,
     "decoding": decoding.measure,
     "compiled": compiled.measure,  # last, because it leaves the compiler's threads behind

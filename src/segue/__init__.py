@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from segue.training.early_stopping import EarlyStopping
     from segue.training.ema import Ema
     from segue.training.fit import fit
+    from segue.training.fit_locally import fit_locally
     from segue.training.guard import Guard
     from segue.training.recipe import Recipe
     from segue.training.tasks import Classification
@@ -39,6 +40,7 @@ __all__ = [
     "diagnostics",
     "errors",
     "fit",
+    "fit_locally",
     "from_pretrained",
     "gates",
     "load_",
@@ -68,6 +70,7 @@ _MODULE_OF = {
     "Span": "sites",
     "cost": "diagnostics.costs",
     "fit": "training.fit",
+    "fit_locally": "training.fit_locally",
     "from_pretrained": "convert.pretrained",
     "load_": "checkpoint",
     "replace_": "core.handover",

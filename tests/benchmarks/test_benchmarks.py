@@ -15,6 +15,7 @@ from benchmarks import (
     compiled,
     decoding,
     guarding,
+    local_pass,
     machine,
     mixer_figures,
     mixers,
@@ -209,6 +210,13 @@ def test_a_guard_copies_the_weights_that_train_and_their_moments():
     rows = [line for line in guarding.section(result) if "bytes, 1 in 20" in line]
     assert len(rows) == 2
     assert f"{students:,} bytes" in rows[0]
+
+
+def test_a_local_pass_is_timed_beside_a_student_only_step_and_counted():
+    result = local_pass.measure(smoke())
+    assert list(result["milliseconds"]) == [BY_HAND, local_pass.FORWARD, "a pass in 1 update"]  # of two samples
+    assert 0 < result["operations"] < 1
+    assert sum(line.startswith("| ") for line in local_pass.section(result)) == 4
 
 
 def test_a_plan_tells_the_kinds_of_its_steps():

@@ -6,6 +6,7 @@ import math
 import warnings
 
 import pytest
+import timm
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -209,6 +210,43 @@ class Uneven(nn.Module):
         for part in self.parts:
             x = x + part(x)
         return x
+
+
+def local_fit(**settings):
+    phases = (segue.phases.Phase(name="local fit", length=0.5, local=True, **settings), segue.phases.Phase(name="after"))
+    return segue.Plan(sites="blocks.*.attn", guidance=FeatureGuidance(), phases=phases)
+
+
+@pytest.mark.parametrize("split", [1, 3])
+def test_a_local_step_is_one_forward_of_the_original_and_its_passes(original, split):
+    features = {}
+
+    def learn():
+        model = by_hand(original)
+        for name, (x, y) in features.items():
+            for part in range(split):
+                student = model.get_submodule(name)
+                error = (student(x[part::split]) - y[part::split]).square().mean()
+                torch.autograd.grad(error, list(student.parameters()))
+
+    watched = copy.deepcopy(original).eval()
+    for index, block in enumerate(watched.blocks):
+        name = f"blocks.{index}.attn"
+        block.attn.register_forward_hook(lambda _m, args, out, name=name: features.update({name: (args[0], out)}))
+    with torch.no_grad():
+        forward = counted(lambda: watched(IMAGES))
+    found = cost(original, local_fit(split=split, reuse=5), IMAGES, total_steps=4)
+    assert found.teacher_pass == forward
+    assert found.per_step[0] == found.per_step[1] == forward + 5 * counted(learn)
+    assert found.per_step[2:] == (found.student_only.flops,) * 2
+
+
+def test_one_local_pass_over_a_batch_costs_at_most_half_a_step_of_student_only_training():
+    model = models.build(lambda: timm.create_model("vit_tiny_patch16_224", depth=3))
+    found = cost(model, local_fit(split=1, reuse=4), torch.randn(1, 3, 224, 224), total_steps=2)
+    ratio = (found.per_step[0] - found.teacher_pass) / 4 / found.student_only.flops
+    print(f"one local pass over a batch: {ratio:.3f} of a step of student-only training")
+    assert 0 < ratio <= 0.5
 
 
 def test_sites_of_different_sizes_are_told_apart():

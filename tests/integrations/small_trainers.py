@@ -157,6 +157,18 @@ def train_alone(folder: Path | str, **changes: Any) -> dict[str, Tensor]:
     return by_sgd(llama(), settings, folder, data=Rows(16, language=True), **changes)
 
 
+def fit_locally_as_rank(folder: Path) -> dict[str, Tensor]:
+    """Take several updates per batch as one of two processes."""
+    return fit_locally_alone(folder / f"local {torch.distributed.get_rank()}", ddp_backend="gloo")
+
+
+def fit_locally_alone(folder: Path | str, **changes: Any) -> dict[str, Tensor]:
+    """Take several updates per batch in the first half, on rows that two processes share out evenly."""
+    phases = (Phase(name="local fit", length=0.5, local=True, split=2, reuse=2), Phase(name="alone"))
+    settings = segue.Plan(sites="model.layers.*.self_attn", guidance=FeatureGuidance(), phases=phases)
+    return by_sgd(llama(), settings, folder, data=Rows(16, language=True), max_steps=4, **changes)
+
+
 def by_sgd(model: nn.Module, settings: segue.Plan, folder: Path | str, **changes: Any) -> dict[str, Tensor]:
     """Train by plain gradient descent on the rows in their order, and return the weights."""
     still = {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "train_sampling_strategy": "sequential"}

@@ -8,10 +8,11 @@ from torch.nn import functional as F
 import segue
 from segue.errors import CheckpointError, HandoverError, SegueWarning
 from segue.gates import GumbelSoftmax
-from segue.losses import LogitDistillation
+from segue.losses import FeatureGuidance, LogitDistillation
+from segue.phases import Phase
 from segue.schedules import Constant
 from tests.helpers.processes import FreshProcess
-from tests.helpers.tiny import Net, same_state
+from tests.helpers.tiny import SITES, Net, same_state
 from tests.integrations.small_modules import (
     CASES,
     RESUMED,
@@ -64,6 +65,34 @@ def test_the_auxiliary_loss_weighs_as_in_a_loop_of_ones_own(returns, tmp_path):
     expected = handover.finalize_().state_dict()
     for name, x in module.model.state_dict().items():
         torch.testing.assert_close(x, expected[name])
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_several_updates_in_a_local_phase_are_those_of_a_loop_of_ones_own(clip, tmp_path):
+    phases = (Phase(name="local fit", length=0.5, local=True, split=2, reuse=3, lr=4e-2), Phase(name="alone"))
+    settings = segue.Plan(sites=SITES, guidance=FeatureGuidance(), phases=phases)
+    module = Module(0.0)
+    changes = {"accumulate_grad_batches": 1, "max_epochs": 1, "gradient_clip_val": clip}
+    fit(module, [HandoverCallback(settings)], tmp_path, loader(shuffle=False), **changes)
+    model = Net().train()
+    handover = segue.replace_(model, settings, total_steps=10)
+    optimizer = torch.optim.AdamW(handover.parameters(), lr=1e-2)
+    handover.schedule_rates(optimizer)
+    for x, y in loader(shuffle=False):
+        if handover.phase.local:
+            with handover.features() as features:
+                model(x)
+            losses = features.losses()
+        else:
+            losses = [F.cross_entropy(model(x), y)]
+        for loss in losses:
+            loss.backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(handover.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+        handover.step()
+    assert same_state(module.model.state_dict(), handover.finalize_().state_dict())
 
 
 @pytest.fixture(scope="module")

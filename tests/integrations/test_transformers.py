@@ -12,6 +12,7 @@ import transformers
 from torch.utils.data import DataLoader
 
 import segue
+from segue.core.modes import View
 from segue.errors import CheckpointError, HandoverError, PlanError, SegueWarning
 from segue.gates import GumbelSoftmax
 from segue.integrations.transformers import HandoverCallback
@@ -28,6 +29,8 @@ from tests.integrations.small_trainers import (
     Rows,
     bert,
     by_sgd,
+    fit_locally_alone,
+    fit_locally_as_rank,
     llama,
     made,
     plan,
@@ -123,14 +126,69 @@ def test_phases_set_the_rates_of_their_steps_by_kind(tmp_path):
     assert all(step["backbone"] == step["new"] for step in Rated.seen[2:])
 
 
+def local_fit(sites, **local):
+    phases = (Phase(name="local fit", length=0.5, local=True, **{"split": 2, "reuse": 3, **local}), Phase(name="alone"))
+    return segue.Plan(sites=sites, guidance=FeatureGuidance(), phases=phases)
+
+
+@pytest.mark.parametrize("kind", [llama, Plain])
+def test_several_updates_in_a_local_phase_are_those_of_a_loop_of_ones_own(kind, tmp_path):
+    data, sites = (Rows(language=True), "model.layers.*.self_attn") if kind is llama else (Rows(), "site")
+    model = kind()
+    other = copy.deepcopy(model).train()
+    ended = by_sgd(model, local_fit(sites), tmp_path, data=data, max_steps=4)
+    handover = segue.replace_(other, local_fit(sites), total_steps=4)
+    optimizer = torch.optim.SGD(handover.parameters(), lr=1e-2)
+    for batch in list(DataLoader(data, batch_size=4))[:4]:
+        if handover.phase.local:
+            with handover.features(batch["attention_mask"]) as features:
+                other(**batch)
+            losses = features.losses()
+        else:
+            losses = [other(**batch)["loss"]]
+        for loss in losses:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        handover.step()
+    expected = handover.finalize_().state_dict()
+    for name, x in ended.items():
+        torch.testing.assert_close(x, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_settings_without_a_place_for_several_updates_are_refused(tmp_path):
+    with pytest.raises(segue.errors.ConfigError, match="2 batches are accumulated"):
+        by_sgd(bert(), local_fit(SITES), tmp_path, gradient_accumulation_steps=2)
+    with pytest.raises(HandoverError, match="the phase 'local fit' has a tolerance"):
+        by_sgd(bert(), local_fit(SITES, tolerance=0.1), tmp_path)
+
+
+def test_a_forward_that_fails_in_a_local_phase_leaves_the_view_of_the_model(tmp_path):
+    trainer, callback = made(model := bert(), local_fit(SITES), tmp_path)
+    trainer.train_dataset = [
+        {"input_ids": torch.full((8,), 99), "attention_mask": torch.ones(8), "labels": torch.tensor(0)}
+    ] * 8
+    with pytest.raises(IndexError):
+        trainer.train()
+    assert torch.is_grad_enabled()
+    assert all(seam.state.view is View.BLEND for seam in callback.handover.seams.values())
+    assert model.training
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_train_as_one_that_accumulates(tmp_path):
-    first, second = Ranks({"train": partial(train_as_rank, tmp_path)}, tmp_path)["train"]
-    assert same_state(first, second)
-    alone = train_alone(tmp_path / "alone", gradient_accumulation_steps=2)
-    for name, x in first.items():
-        torch.testing.assert_close(x, alone[name], rtol=1e-4, atol=1e-6)
+    jobs = {"train": partial(train_as_rank, tmp_path), "local fit": partial(fit_locally_as_rank, tmp_path)}
+    ranks = Ranks(jobs, tmp_path)
+    whole = {
+        "train": train_alone(tmp_path / "alone", gradient_accumulation_steps=2),
+        "local fit": fit_locally_alone(tmp_path / "alone", per_device_train_batch_size=8),
+    }
+    for job, alone in whole.items():
+        first, second = ranks[job]
+        assert same_state(first, second)
+        for name, x in first.items():
+            torch.testing.assert_close(x, alone[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,13 @@ def handover(total_steps: int = 4, **settings: Any) -> segue.Handover:
     return segue.replace_(Net().train(), plan(**settings), total_steps=total_steps)
 
 
+def features() -> Any:
+    running = handover(guidance=losses.FeatureGuidance())
+    with running.features() as found:
+        running.model(INPUTS)
+    return found
+
+
 def finished(_: Path) -> nn.Module:
     return handover(schedule=schedules.Constant()).finalize_()
 
@@ -102,6 +109,15 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
         "self": handover(student=students.Softmax()),
         "batches": [INPUTS],
         "method": students.LeastSquares(),
+    },
+    "segue.Handover.features": lambda _: {"self": handover(guidance=losses.FeatureGuidance())},
+    "segue.core.local_fit.Features.losses": lambda _: {"self": features(), "split": 2, "reuse": 2},
+    "segue.fit_locally": lambda folder: {
+        "handover": handover(guidance=losses.FeatureGuidance()),
+        "batches": [INPUTS],
+        "recipe": Recipe(steps=1),
+        "cache": folder / "cache",
+        "progress": None,
     },
     "segue.Handover.comparing": lambda _: {"self": handover()},
     "segue.Handover.similarity": lambda _: {"self": handover(), "args": (INPUTS,)},
@@ -282,6 +298,7 @@ NOT_CALLED_BY_USERS = {
     r"segue\.diagnostics\.(Cost|CurvatureBias|GateDistribution|GateGradientVariance|LossPath)(\..*)?": RESULT,
     r"segue\.(training\.fit\.Fit|core\.verify\.\w+|core\.calibrate\.Fitted)(\..*)?": RESULT,
     r"segue\.(lab\.grid\.Outcome|similarity\.Similarity)": RESULT,
+    r"segue\.core\.local_fit\.Features(\.(loss|observe))?": "made by handover.features(), and used by segue.fit",
     r"segue\.reporting\.records\.(Result|RunInfo|TrainInfo|Point)": RESULT,
     r"segue\.data\.(Examples|Dataset|TextDataset)": RESULT,
     r"segue\.Handover": "made by replace_",
@@ -290,7 +307,7 @@ NOT_CALLED_BY_USERS = {
     r"segue\.schedules\.(is_hold|\w+\.is_hold|alpha_at)|segue\.losses\.weight_at": CONTRACT,
     r"segue\.students\.(\w+\.mixer|AttentionCall|(AttentionInterface|ByName)(\..*)?|read_mask)": CONTRACT,
     r"segue\.Classification\.scores|segue\.lab\.small_vit\.VisionTransformer\.forward": CONTRACT,
-    r"segue\.integrations\.\w+\.\w+\.(on_\w+|setup|aux_loss|set_step|start_|optimizer)": FRAMEWORK,
+    r"segue\.integrations\.\w+\.\w+\.(on_\w+|setup|aux_loss|set_step|start_|optimizer|update|refuse_unfit)": FRAMEWORK,
     r"segue\.lab\.tasks\.SentenceTask\.load": "needs files of a pretrained model; ImageTask.load is the same code",
     r"segue\.similarity\.(samples|move_features|feature_axis|as_real)": CONTRACT,
     r"segue\.errors\..*": "makes the errors themselves",

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import segue
 from segue.checkpoint import folders as checkpoint_files
 from segue.core.tensor_files import fingerprint
+from segue.phases import Phase
 from segue.training.fit import Fit
 from segue.training.tasks import Classification
 from tests.helpers.tiny import SITES, Net, batch, same_state
@@ -101,6 +102,17 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated": _case(METHODS.dcr(sites=SITES, schedule=LONG), accumulate=2, dropout=0.2),
     "bf16": _case(METHODS.dcr_dfg(sites=SITES, schedule=LONG), precision="bf16"),
     "a generator": _case(METHODS.dcr(sites=SITES, schedule=LONG), endless),
+    "local fit": _case(
+        segue.Plan(
+            sites=SITES,
+            guidance=segue.losses.FeatureGuidance(),
+            phases=(
+                Phase(name="local", length=0.8, local=True, split=2, reuse=2, lr=4e-2, weight_decay=0.0, tolerance=0.5),
+                Phase(name="students alone"),
+            ),
+        ),
+        dropout=0.2,
+    ),
     "a plain model": _case(None, dropout=0.2),
     "a plain model, accumulated": _case(None, noisy, accumulate=2),
 }

@@ -22,6 +22,7 @@ from segue.checkpoint.state import saved_step
 from segue.core.tensor_files import full
 from segue.errors import SegueError
 from segue.lab.run import run
+from segue.phases import Phase
 from segue.training.tasks import Classification
 from tests.helpers import tiny_runs
 from tests.helpers.tiny import SITES, Net, batch
@@ -45,6 +46,11 @@ PLANS: dict[str, segue.Plan | None] = {
     "distillation": METHODS.distillation(sites=SITES),
     "lolcats": METHODS.lolcats(sites=SITES, hold=0.4),
     "everything trains": METHODS.gumbel_dfg(sites=SITES, schedule=SOON, train="all"),
+    "local fit": segue.Plan(
+        sites=SITES,
+        guidance=segue.losses.FeatureGuidance(),
+        phases=(Phase(name="local", length=0.5, local=True, split=2, reuse=2, tolerance=0.1), Phase(name="students alone")),
+    ),
     "no plan": None,
 }
 
@@ -102,8 +108,8 @@ def train(engine: str, folder: Path) -> dict[str, Any]:
     """Train every plan through its takeover."""
     found = {}
     for name, plan in PLANS.items():
-        if engine == "fsdp2" and name in ("distillation", "lolcats"):
-            continue  # slow there, and in test_distributed.py already
+        if engine == "fsdp2" and name in ("distillation", "lolcats", "local fit"):
+            continue  # slow there, and in test_distributed.py already; the last is refused
         for accumulate in (1, 2) if name == "dcr_dfg" or (name == "no plan" and engine != "fsdp2") else (1,):
             loss = Watched()
             fitted = fit(engine, plan, loss=loss, accumulate=accumulate)

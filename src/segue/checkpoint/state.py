@@ -206,7 +206,7 @@ def _handover_state(handover: Handover) -> tuple[dict[str, Any], dict[str, Tenso
     state = {"kind": "handover", "segue": handover.describe(), "backbone": _backbone_hash(handover), "schedule": schedule}
     if handover.raised:
         state["raised"] = {name: raised.to_list() for name, raised in handover.raised.items()}
-    return state, _handover_tensors(handover)
+    return state | {"local_fit": handover.local.state_dict()}, _handover_tensors(handover)
 
 
 def _model_state(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -249,6 +249,7 @@ def restore_handover_(handover: Handover, saved: Checkpoint, allow_changes: Sequ
             raise ValueError(f"alpha is raised at {sorted(raised)!r:.80}")
     with _restoring(handover.model, targets, saved, allow_changes, **parts) as undo:
         restore_schedule_(handover, state["segue"], state["schedule"], undo)
+        restoring.load_part(handover.local, "local fit", state.get("local_fit", {}), undo)  # 0.1.0 had none
         total = state["segue"]["total_steps"] if handover.total_steps is None else None
         handover.resume_at(step_of(saved), total, raised)
 

@@ -126,29 +126,32 @@ class AuxiliaryLosses:
         students = {name: _taken(seam) for name, seam in self.seams.items()}
         outputs, streams = self._teacher_pass(model, as_teacher) if self.wants_calls else ([], {})
         parts: dict[str, Tensor] = {}
-        for name, weight in self.guidance.items():
+        for name in self.guidance:
             pairs = students.pop(name)  # freed as soon as its loss is computed
             if self.on_teacher_stream:
                 pairs = [(*t, *s) for t, s in zip(streams[name], pairs, strict=True)]
             if not pairs:
                 continue
-            assert self.plan.guidance is not None
-            if stated_axis(self.plan.guidance) is None:
-                pairs = [tuple(self.with_usual_axis(model, name, x) for x in pair) for pair in pairs]
-            shares = _shares(self.plan.guidance, pairs, mask)
-            total = sum(shares, start=torch.zeros((), device=pairs[0][0].device))
-            parts[f"guidance/{name}"] = weight * total / len(pairs)
-            if name in self.measured:
-                self._note(name, self._errors(pairs, shares, mask), pairs)
+            parts[f"guidance/{name}"] = self.guide(model, name, pairs, mask)
         if self.distill > 0 and self.plan.distill is not None and self.calls:
             pairs = [
                 (self._logits(theirs), self._logits(ours)) for theirs, (_, _, ours) in zip(outputs, self.calls, strict=True)
             ]
-            shares = _shares(self.plan.distill, pairs, mask)
+            shares = shares_of(self.plan.distill, pairs, mask)
             parts["distill"] = self.distill * torch.stack(shares).mean()
             if self.measured and isinstance(self.plan.distill, LogitDistillation):
                 self._note(DIVERGENCE, shares, pairs)
         return parts
+
+    def guide(self, model: nn.Module, name: str, pairs: Sequence[tuple[Tensor, ...]], mask: Tensor | None) -> Tensor:
+        """Return the weighted guidance of pairs of outputs at a site."""
+        assert self.plan.guidance is not None
+        if stated_axis(self.plan.guidance) is None:
+            pairs = [tuple(self.with_usual_axis(model, name, x) for x in pair) for pair in pairs]
+        shares = shares_of(self.plan.guidance, pairs, mask)
+        if name in self.measured:
+            self._note(name, self._errors(pairs, shares, mask), pairs)
+        return weighted_mean(self.guidance[name], shares)
 
     def _errors(self, pairs: Sequence[tuple[Tensor, ...]], shares: list[Tensor], mask: Tensor | None) -> list[Tensor]:
         """Return the relative error of each forward at a site: what the guidance has computed, if it is that."""
@@ -156,7 +159,7 @@ class AuxiliaryLosses:
             return shares
         axis = stated_axis(self.plan.guidance)
         with torch.no_grad():
-            return _shares(FeatureGuidance() if axis is None else FeatureAxis(axis=axis), pairs, mask)
+            return shares_of(FeatureGuidance() if axis is None else FeatureAxis(axis=axis), pairs, mask)
 
     def _note(self, name: str, shares: list[Tensor], pairs: Sequence[tuple[Tensor, ...]]) -> None:
         """Add a mean over samples to those of the other micro-batches; nothing waits for the device."""
@@ -205,13 +208,18 @@ class AuxiliaryLosses:
 
     def with_usual_axis(self, model: nn.Module, name: str, output: Tensor) -> Tensor:
         """Put the features of an output at a site where losses and measures read them, as the guidance or the layers tell."""
+        axis = self.axis_of(model, name, output)
+        return output if axis is None else move_features(output, axis)
+
+    def axis_of(self, model: nn.Module, name: str, output: Tensor) -> int | None:
+        """Return the axis of the features of an output at a site; None where it has two dimensions."""
         axis = stated_axis(self.plan.guidance)
         if axis is None and output.dim() > 2:
             key = name, output.dim(), output.shape[1], output.shape[-1]
             if key not in self._axes:
                 self._axes[key] = feature_axis(_from_inside(model, self.seams[name]), output)
             axis = self._axes[key]
-        return output if axis is None else move_features(output, axis)
+        return axis
 
     def _logits(self, output: Any) -> Tensor:
         """Take what is compared out of the output of the model: logits, or a prediction."""
@@ -271,7 +279,12 @@ def _from_inside(model: nn.Module, seam: Seam) -> Iterator[nn.Module]:
         yield model.get_submodule(place)
 
 
-def _shares(loss: PairLoss, pairs: Sequence[tuple[Tensor, ...]], mask: Tensor | None) -> list[Tensor]:
+def weighted_mean(weight: float, shares: Sequence[Tensor]) -> Tensor:
+    """Return the weighted loss of all forwards of a site."""
+    return weight * sum(shares, start=torch.zeros((), device=shares[0].device)) / len(shares)
+
+
+def shares_of(loss: PairLoss, pairs: Sequence[tuple[Tensor, ...]], mask: Tensor | None) -> list[Tensor]:
     """Return each forward's loss, times its part of the samples, so that their mean is that of one forward over all.
 
     The part is relative to an equal one: exactly 1 where all forwards have equally many. A forward without samples has a loss

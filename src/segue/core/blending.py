@@ -120,7 +120,8 @@ def detached(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return tree.detach()
     if isinstance(tree, dict):
-        return {key: detached(value) for key, value in tree.items()}
+        inside = {key: detached(value) for key, value in tree.items()}
+        return type(tree)(**inside) if dataclasses.is_dataclass(tree) else inside  # a Hugging Face ModelOutput
     if isinstance(tree, tuple | list) and not hasattr(tree, "_fields"):
         return type(tree)(detached(value) for value in tree)
     return tree

@@ -21,6 +21,7 @@ from segue.core.calibrate import Fitted, calibrate
 from segue.core.closed_loop import ClosedLoop, refuse_without_signal
 from segue.core.copying import Copied
 from segue.core.kinds import copied_parameters
+from segue.core.local_fit import Features, LocalFit, recording
 from segue.core.modes import View, Watch
 from segue.core.raised import Raised
 from segue.core.shortening import finished_name, shorten_, unrebuilt, warn_of
@@ -95,6 +96,7 @@ class Handover(Copied):
             seam.teacher_gradient = seam.site.is_span if plan.teacher_gradient is None else plan.teacher_gradient
         self.teacher_hashes = {name: seam.teacher_hash for name, seam in self.seams.items()}  # as the handover began
         self._copied = {name: copied_parameters(seam.student, seam.require_teacher()) for name, seam in self.seams.items()}
+        self.local = LocalFit()
         self.auxiliary = AuxiliaryLosses(plan, self.seams, frozen_original(model, plan))
         self.auxiliary.measured = self.closed_loop.due(0, total_steps)
         self._install()
@@ -211,6 +213,8 @@ class Handover(Copied):
     def _arrive_at(self, step: int) -> None:
         self.steps_done = step
         self.auxiliary.measured = self.closed_loop.due(step, self._total_steps)
+        if not all(site.hold for site in self._state.sites.values()):
+            self.local.errors.clear()  # students that act on each other come away from their teachers
         self._optimizers.forget(step)
         for seam in self.seams.values():
             seam.configure(compared=seam.state.compared or True in seam.reached)
@@ -294,15 +298,15 @@ class Handover(Copied):
         Between its steps, and where a phase says nothing, the optimizer has those of its own scheduler. `segue.fit` and the
         callbacks do this themselves.
         """
-        kept: list[dict[str, Any]] = []
+        kept: list[list[dict[str, Any]]] = []  # a step inside another one's closure has its own
 
         def before(*_: Any) -> None:
-            kept[:] = [{name: group[name] for name in SCHEDULED if name in group} for group in optimizer.param_groups]
+            kept.append([{name: group[name] for name in SCHEDULED if name in group} for group in optimizer.param_groups])
             if self._ended is None and self._total_steps is not None:
                 set_rates(optimizer, None, self.plan.phases, self.steps_done, self._total_steps)
 
         def after(*_: Any) -> None:
-            for group, own in zip(optimizer.param_groups, kept, strict=True):
+            for group, own in zip(optimizer.param_groups, kept.pop(), strict=True):
                 group.update(own)
 
         if self.plan.phases:
@@ -381,6 +385,27 @@ class Handover(Copied):
         """
         self.require_teachers("comparing()")
         return views.comparing(self, padding_mask)
+
+    @checked
+    def features(self, mask: Tensor | None = None) -> AbstractContextManager[Features]:
+        """Record the inputs and outputs of all teachers in a `with` block, whose forwards are those of the original model.
+
+        The students then learn from them without the model, as long as alpha is 1, in as many updates as you like:
+
+            with handover.features() as features:
+                model(images)
+            for loss in features.losses(split=4, reuse=4):
+                loss.backward(); optimizer.step(); optimizer.zero_grad()
+            handover.step()
+        """
+        self.require_teachers("features()")
+        if not self.auxiliary.guidance:
+            raise HandoverError(
+                "features() needs guidance.",
+                "The plan has none, or its weight is 0 at this step.",
+                "give Plan(guidance=segue.losses.FeatureGuidance()).",
+            )
+        return recording(self, mask, self._optimizers.allow_another)
 
     def recording(self, watch: Watch) -> AbstractContextManager[None]:
         """Record outputs at the sites for a measurement, apart from those for the losses."""

@@ -125,7 +125,7 @@ class Seam(nn.Module):
         return mode, watch, self.state.weight if self.training else self.state.mean
 
     def _student_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch) -> Any:
-        output = self.student(*args, **kwargs) if self.closed else self._call_student(args, kwargs)
+        output = self.student(*args, **kwargs) if self.closed else self.call_student(args, kwargs)
         if watch is not Watch.NOTHING:
             self._record(None, output, watch)
         return output
@@ -190,12 +190,12 @@ class Seam(nn.Module):
         if detach:
             args, kwargs = detached((args, kwargs))
         with captured_outputs() as students:
-            student = self._call_student(args, kwargs)
+            student = self.call_student(args, kwargs)
         return (teacher, teachers if same_layout(teachers, students) else students), (student, students)
 
-    def _call_student(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_student(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the student; the first call of each kind is checked, which compiled code cannot do."""
-        if torch.compiler.is_compiling() or (kind := _kind_of_call(args, kwargs)) in self.known_calls:
+        if torch.compiler.is_compiling() or (kind := kind_of_call(args, kwargs)) in self.known_calls:
             return self.student(*args, **kwargs)
         self.prove(args, kwargs)
         try:
@@ -338,7 +338,7 @@ class _Zero(torch.autograd.Function):
         return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
 
-def _kind_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def kind_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return what tells one way of calling a module from another: which arguments, of what type, tensors with how many axes."""
     named = (*enumerate(args), *kwargs.items())
     return tuple(

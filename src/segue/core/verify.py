@@ -274,6 +274,10 @@ class OptimizerWatch:
                 "call handover.step() after every optimizer.step().",
             )
 
+    def allow_another(self) -> None:
+        """Let each optimizer step once more before the handover moves: a batch may be for several updates."""
+        self.with_students = {optimizer: times - 1 for optimizer, times in self.with_students.items()}
+
     def refuse_foreign(self) -> None:
         """Refuse an optimizer that trains the model without its students."""
         if self.without_students and not self.with_students:

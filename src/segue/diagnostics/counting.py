@@ -22,10 +22,13 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from segue.core.backbone import plain_attention
 from segue.core.blending import padding_mask
 from segue.core.handover import replace_
-from segue.core.step_state import step_state
+from segue.core.local_fit import Features
+from segue.core.step_state import progress_at, step_state
 from segue.errors import SegueWarning
+from segue.phases import Phase, at
 from segue.plan import Plan
 from segue.students.layers import layers_of
+from segue.training.local_step import has_updates
 from segue.training.tasks import LossFn, scalar
 
 
@@ -216,7 +219,9 @@ class StepCosts:
                 self[0]  # the first forward compares the outputs of both sides, later ones do not
             self._first = False
             self.handover.resume_at(step)
-            self._known[kind] = self._count(self._loss)
+            phase = self.handover.phase
+            local = phase is not None and has_updates(phase)
+            self._known[kind] = self._count_local(phase) if phase is not None and local else self._count(self._loss)
         return self._known[kind]
 
     def students_alone(self) -> StepCost:
@@ -245,7 +250,33 @@ class StepCosts:
             (self._sizes[name], site.closed, site.hold, 0.0 < site.weight < 1.0, site.weight == 1.0, site.guidance > 0)
             for name, site in now.sites.items()
         )
-        return step == 0, now.distill > 0, first, *sorted(Counter(others).items())
+        phase = at(self.handover.plan.phases, progress_at(step, self.total))[0] if self.handover.plan.phases else None
+        updates = None if phase is None else (phase.split, phase.reuse, phase.tolerance > 0)
+        return step == 0, now.distill > 0, updates, first, *sorted(Counter(others).items())
+
+    def _count_local(self, phase: Phase) -> StepCost:
+        """Count one forward of the original model, and its passes over the batch; as if no site rested."""
+        handover, trained = self.handover, list(self.handover.parameters())
+
+        def record() -> Features:
+            with handover.features(padding_mask(self.batch)) as features:
+                self.loss_fn(handover.model, self.batch)
+            return features
+
+        def learn(features: Features, parts: int) -> None:
+            for index in range(min(parts, features.rows)):
+                torch.autograd.grad(features.loss(index, phase.split, measured=False), trained, allow_unused=True)
+
+        handover.local.errors.clear()
+        with torch.random.fork_rng(devices=[]):
+            features = record()
+            known = [x for x in tree_leaves([list(vars(call).values()) for calls in features.calls.values() for call in calls])
+                     if isinstance(x, Tensor)]  # fmt: skip
+            held = sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in known}.values())
+            around = [*known, *handover.model.parameters(), *handover.model.buffers()]
+            kept = saved_bytes(lambda: learn(features, 1), around)
+            once = flops(lambda: learn(features, phase.split))
+            return StepCost(flops(record) + phase.reuse * once, held + kept)
 
     def _loss(self) -> Tensor:
         loss = scalar(self.loss_fn(self.handover.model, self.batch))

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
@@ -13,10 +14,13 @@ from segue.border import checked
 from segue.checkpoint import changes
 from segue.checkpoint.state import restore_schedule_, settings_of
 from segue.core.handover import Handover, replace_
+from segue.core.local_fit import Features
 from segue.core.tensor_files import fingerprint
 from segue.errors import CheckpointError, HandoverError, SegueWarning
 from segue.phases import KINDS
 from segue.plan import Plan
+from segue.training import local_step
+from segue.training.distributed import Processes
 
 KEY = "segue"  # of our state in a framework's checkpoint
 
@@ -51,8 +55,19 @@ class Driver:
         weighed = any(phase.task != 1.0 for phase in self.plan.phases)
         return self.plan.guidance is not None or self.plan.distill is not None or weighed
 
+    @property
+    def takes_updates(self) -> bool:
+        """Whether the next step is several updates of the students, from one forward of the original model."""
+        return self.running and local_step.has_updates(self.handover.phase)
+
     def start_(self, model: nn.Module) -> None:
         """Put the seams into a model."""
+        if resting := [phase.name for phase in self.plan.phases if phase.tolerance > 0]:
+            raise HandoverError(
+                f"the phase {resting[0]!r} has a tolerance.",
+                "A framework takes an optimizer step with every batch, also when all sites rest.",
+                "leave tolerance out of the phase, or train by segue.fit. Nothing was changed.",
+            )
         self._handover = replace_(model, self.plan)
         self.running = True
 
@@ -84,6 +99,37 @@ class Driver:
     def aux_loss(self, mask: Tensor | None) -> Tensor:
         """Return guidance and distillation for the last forward."""
         loss = self.handover.aux_loss(mask)
+        self._aux = loss.detach()
+        return loss
+
+    def refuse_unfit(self, *, accumulate: int, scaled: bool) -> None:
+        """Refuse settings of a framework that leave no place for several updates in one step."""
+        local_step.refuse_unfit(self.plan, accumulate=accumulate, sharded=False)
+        if scaled and any(local_step.has_updates(phase) for phase in self.plan.phases):
+            raise HandoverError(
+                "several updates in one step cannot be trained in fp16.",
+                "The framework scales the loss of one update.",
+                "use bf16, or train by segue.fit. Nothing was changed.",
+            )
+
+    def update(self, features: Features, optimizer: Optimizer, clip: float | None) -> Tensor:
+        """Take all updates of a step but the last, whose loss is returned."""
+        phase, parameters = self.handover.phase, list(self.handover.parameters())
+        assert phase is not None
+        ranks = torch.distributed if torch.distributed.is_available() and torch.distributed.is_initialized() else None
+        rank, world = (ranks.get_rank(), ranks.get_world_size()) if ranks else (0, 1)
+        processes = Processes(parameters[0].device, rank, world)
+        *others, last = local_step.parts_of(features.rows, phase.split, processes) * phase.reuse
+        optimizer.zero_grad()
+        for begin, share in others:
+            loss = features.loss(begin, phase.split, measured=False) * share
+            loss.backward()  # type: ignore[no-untyped-call]
+            local_step.average_gradients(parameters, world)
+            if clip:
+                nn.utils.clip_grad_norm_(parameters, clip)
+            optimizer.step()
+            optimizer.zero_grad()
+        loss = features.loss(last[0], phase.split, measured=False) * last[1]
         self._aux = loss.detach()
         return loss
 

@@ -74,11 +74,17 @@ class HandoverCallback(Driver, Callback):
 
         @wraps(plain)
         def training_step(*args: Any, **kwargs: Any) -> Any:
-            result = plain(*args, **kwargs)
-            if not self.running or result is None:
-                return result
-            batch = args[0] if args else kwargs.get("batch")
-            aux = self.aux_loss(padding_mask(batch))
+            mask = padding_mask(args[0] if args else kwargs.get("batch"))
+            if self.takes_updates:
+                with self.handover.features(mask) as features:
+                    result = plain(*args, **kwargs)
+                trainer = pl_module.trainer
+                aux = self.update(features, trainer.optimizers[0], trainer.gradient_clip_val)
+            else:
+                result = plain(*args, **kwargs)
+                if not self.running or result is None:
+                    return result
+                aux = self.aux_loss(mask)
             if isinstance(result, Mapping):
                 return {**result, "loss": self.handover.weighted(result["loss"]) + aux}
             return self.handover.weighted(result) + aux
@@ -105,6 +111,7 @@ class HandoverCallback(Driver, Callback):
                 SegueWarning,
                 stacklevel=2,
             )
+        self.refuse_unfit(accumulate=trainer.accumulate_grad_batches, scaled=trainer.precision == "16-mixed")
         self._kept = self.set_step(step, int(total), self._loaded)
         for optimizer in trainer.optimizers:
             self.handover.schedule_rates(optimizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from segue.border import checked
 from segue.core.blending import padding_mask
+from segue.core.local_fit import Features
 from segue.errors import HandoverError, MissingExtraError, PlanError
 from segue.integrations.driver import KEY, Driver
 from segue.integrations.peft import base_of, is_peft, save_students_with_adapters
@@ -39,6 +41,10 @@ class HandoverCallback(Driver, TrainerCallback):
         super().__init__(plan, finalize=finalize, allow_changes=allow_changes)
         self._batches = 1  # in the current optimizer step
         self._world = 1  # Trainer's factor of the loss if it counts tokens over all processes
+        self._optimizer: Any = None
+        self._clip: float | None = None
+        self._recording = ExitStack()  # open in a forward from which students learn in several updates
+        self._features: Features | None = None
         self._reached: list[bool] = []  # for each auxiliary loss since the last step: whether a backward reached it
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
@@ -62,8 +68,12 @@ class HandoverCallback(Driver, TrainerCallback):
         elif hasattr(model, "save_pretrained"):  # also after training: Trainer and Segue load the model's own names only
             model.save_pretrained = partial(model.save_pretrained, save_original_format=False)
         if self.changes_loss:
-            hook = self.handover.model.register_forward_hook(self._add_aux_loss, with_kwargs=True)
-            self._undo.append(hook.remove)
+            model = self.handover.model
+            self._undo += [
+                model.register_forward_pre_hook(self._record_features, with_kwargs=True).remove,
+                model.register_forward_hook(self._add_aux_loss, with_kwargs=True).remove,
+                model.register_forward_hook(lambda *_: self._recording.close(), always_call=True).remove,
+            ]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
         """Read the length of the run, and continue where the checkpoint was written."""
@@ -75,13 +85,18 @@ class HandoverCallback(Driver, TrainerCallback):
             )
         if not self.running:
             return  # a second training, of the finished model
+        self.refuse_unfit(accumulate=args.gradient_accumulation_steps, scaled=args.fp16)
+        self._clip = args.max_grad_norm
         self._world = args.world_size if args.average_tokens_across_devices else 1
         saved = state.stateful_callbacks.get(KEY)
         state.stateful_callbacks[KEY] = self.set_step(state.global_step, state.max_steps, saved)
         self.handover.schedule_rates(getattr(optimizer, "optimizer", optimizer))  # Accelerate wraps it
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+    def on_step_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
         """Count the batches of this step: the last one of an epoch may have fewer."""
+        self._optimizer = optimizer
         self._batches = args.gradient_accumulation_steps
         try:
             length = len(train_dataloader)
@@ -115,15 +130,22 @@ class HandoverCallback(Driver, TrainerCallback):
         if self.running and self.finalize:
             self.finish_()
 
+    def _record_features(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Let the forward of a local phase be that of the original model, where students learn in several updates from it."""
+        if self.takes_updates and model.training and torch.is_grad_enabled():
+            self._features = self._recording.enter_context(self.handover.features(padding_mask(kwargs)))
+
     def _add_aux_loss(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """Add to the model's loss, so that each batch counts as in `segue.fit` whatever Trainer does to the loss later."""
+        self._recording.close()
         if not (self.running and model.training and torch.is_grad_enabled()):
             return output
         named = isinstance(output, dict)
         loss = output.get("loss") if named else output[0] if isinstance(output, tuple) else None
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise _outside_the_model()
-        aux = self.aux_loss(padding_mask(kwargs))
+        features, self._features = self._features, None
+        aux = self.aux_loss(padding_mask(kwargs)) if features is None else self.update(features, self._optimizer, self._clip)
         if aux.requires_grad:
             self._watch(aux)
         if kwargs.get("num_items_in_batch") is not None:  # then Trainer does not divide by the number of batches

@@ -24,7 +24,7 @@ from segue.errors import ConfigError
 from segue.phases import course, rate, uses_kinds
 from segue.plan import Plan
 from segue.sites import select
-from segue.training import distributed, nonfinite
+from segue.training import distributed, local_step, nonfinite
 from segue.training.batches import Stream
 from segue.training.buffers import StepBuffers
 from segue.training.distributed import Processes
@@ -103,15 +103,16 @@ def fit(
     path = None if folder is None else Path(folder)
     accelerator = distributed.accelerator(recipe, trackers, path)
     processes = Processes(accelerator.device, accelerator.process_index, accelerator.num_processes, split=split_batches)
+    sharded = processes.world > 1 and recipe.shard
     if plan is not None:
         select(model, plan.sites)  # a plan that does not fit is refused before a folder is made
+        local_step.refuse_unfit(plan, accumulate=recipe.accumulate, sharded=sharded)
     with locked_on_rank_0(path), locked_on_rank_0(path and path / "checkpoints"):  # no other process trains or saves there
         stream = Stream(batches, seed=recipe.seed)
         total = recipe.total_steps(stream.per_epoch)
         checkpoints = Checkpoints(path, checkpoint_every, total, resume=resume, allow_changes=allow_changes)
         if accelerator.is_main_process:
             remove_released(path)
-        sharded = processes.world > 1 and recipe.shard
         with Undo(model, copies_weights=plan is None, folder=path, sharded=sharded) as undo:
             handover = None if plan is None else replace_(model, plan, total_steps=total)
             if handover is not None:
@@ -285,6 +286,8 @@ class Loop:
 
         The parts, for the guard, are what guidance and distillation add up to, and the guidance at each site.
         """
+        if self.handover is not None and self.handover.phase is not None and local_step.has_updates(self.handover.phase):
+            return local_step.backward(self, self.handover, self.handover.phase)
         total = torch.zeros((), device=self.accelerator.device)
         measured = torch.zeros(1 if self.handover is None else 1 + len(self.handover.seams), device=total.device)
         batches = []

@@ -136,7 +136,8 @@ class Checkpoints:
         self._require_same(first, settings_of(loop))
         parts: dict[str, Any] = {"optimizer": loop.raw_optimizer, "lr_scheduler": loop}
         allowed = [name.partition(".")[2] for name in now if changes.allows(self.allow_changes, name)]
-        may = (*self.allow_changes, "optimizer.lr", *(f"optimizer.{name}" for name in allowed))  # a recipe sets the rate
+        set_each_step = ("lr", "weight_decay") if loop.phases else ("lr",)
+        may = (*self.allow_changes, *(f"optimizer.{name}" for name in (*set_each_step, *allowed)))
         if handover is not None:
             checkpoint.restore_handover_(handover, saved, may, **parts)
             loop.done = handover.steps_done
