@@ -39,10 +39,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def numbers(data: object) -> list[float]:
-    """List the numbers of a result in their order, without times."""
+    """List the numbers of a result in their order, without times and what was not recorded then."""
     if isinstance(data, dict):
-        timed = ("seconds", "peak_memory")
-        return [number for name in sorted(data) if name not in timed for number in numbers(data[name])]
+        left_out = ("seconds", "peak_memory", "alphas")
+        return [number for name in sorted(data) if name not in left_out for number in numbers(data[name])]
     if isinstance(data, list):
         return [number for part in data for number in numbers(part)]
     return [float(data)] if isinstance(data, int | float) else []
