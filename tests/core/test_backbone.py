@@ -89,7 +89,7 @@ def test_a_cancellation_that_fails_brings_nothing_back():
         for parameter in model.parameters():
             parameter.add_(1.0)
     trained = copy.deepcopy(model.state_dict())
-    handover._backbone._tensors["2.bias"] = torch.zeros(5)  # cannot be copied; what comes before it can
+    handover.backbone._tensors["2.bias"] = torch.zeros(5)  # cannot be copied; what comes before it can
     with pytest.raises(RuntimeError, match="size"):
         handover.cancel_()
     assert same_state(model.state_dict(), trained)

@@ -56,7 +56,7 @@ def state_of(handover):
         "refuses": handover.refuses_unreached,
         "fast path": torch.backends.mha.get_fastpath_enabled(),
         "calls": list(handover.auxiliary.calls),
-        "last input": handover._last_input,
+        "last input": handover.last_input,
         "seams": [
             {name: copy.copy(getattr(seam, name)) for name in (*ISOLATED, "state", "modes", "modes_in_graph", "student_weight")}
             for seam in handover.seams.values()

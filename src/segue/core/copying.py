@@ -24,7 +24,7 @@ class Copied:
     plan: Plan
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_last_input": None, "on_release": None}  # a batch, perhaps with a graph; who keeps the teachers
+        return {**vars(self), "last_input": None, "on_release": None}  # a batch, perhaps with a graph; who keeps the teachers
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copied:
         if id(self.model) in memo:

@@ -20,16 +20,18 @@ from segue.core.building import build_students, try_students
 from segue.core.calibrate import Fitted, calibrate
 from segue.core.closed_loop import ClosedLoop, refuse_without_signal
 from segue.core.copying import Copied
+from segue.core.ending import cancel_, finalize_, release_teachers
 from segue.core.kinds import copied_parameters
 from segue.core.local_fit import Features, LocalFit, recording
 from segue.core.modes import View, Watch
-from segue.core.raised import Raised
-from segue.core.shortening import finished_name, shorten_, unrebuilt, warn_of
-from segue.core.step_state import StepState, checked_total, closed_for_good, closed_in_graphs, progress_at, step_state
+from segue.core.raised import Raised, raised_at
+from segue.core.shortening import unrebuilt, warn_of
+from segue.core.step_state import StepState, checked_total, closed_in_graphs, progress_at, step_state
+from segue.core.trained import schedule_rates, trained_parameters
 from segue.core.transaction import all_or_nothing
-from segue.core.verify import OptimizerWatch, Verification, require_same_when_shortened, verify
-from segue.errors import HandoverError, nearest
-from segue.phases import SCHEDULED, Kind, Phase, at, grouped_by_kind, schedules_of, set_rates
+from segue.core.verify import OptimizerWatch, Verification, verify
+from segue.errors import HandoverError
+from segue.phases import Kind, Phase, at, grouped_by_kind, schedules_of
 from segue.plan import Plan, encode
 from segue.schedules import refuse_unmatched
 from segue.similarity import Similarity
@@ -76,7 +78,7 @@ class Handover(Copied):
     """Drive a replacement: `step()` once per optimizer step, `finalize_()` at the end."""
 
     def __init__(self, backbone: Backbone, students: dict[str, nn.Module], total_steps: int | None) -> None:
-        self._backbone = backbone
+        self.backbone = backbone
         self.model, self.plan, self.sites = model, plan, sites = backbone.model, backbone.plan, backbone.sites
         self.steps_done = 0
         self._total_steps = total_steps
@@ -87,15 +89,15 @@ class Handover(Copied):
         self.refuses_unreached = plan.unreached == "error"
         self.unrebuilt: list[str] = []  # what the configuration of the shorter model cannot describe
         self.one_thread = views.OneThread()
-        self._compiled = False  # the root model has been compiled, not only parts of it
-        self._last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self.is_compiled = False  # the root model has been compiled, not only parts of it
+        self.last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.closed_loop = ClosedLoop(plan, sites)  # of an adaptive schedule
         state = self._state_at(0, total_steps)  # asks the user's functions before anything changes
         self.seams = {site.name: surgery.seam_at(model, site, students[site.name]) for site in sites}
         for seam in self.seams.values():
             seam.teacher_gradient = seam.site.is_span if plan.teacher_gradient is None else plan.teacher_gradient
         self.teacher_hashes = {name: seam.teacher_hash for name, seam in self.seams.items()}  # as the handover began
-        self._copied = {name: copied_parameters(seam.student, seam.require_teacher()) for name, seam in self.seams.items()}
+        self.copied = {name: copied_parameters(seam.student, seam.require_teacher()) for name, seam in self.seams.items()}
         self.local = LocalFit()
         self.auxiliary = AuxiliaryLosses(plan, self.seams, frozen_original(model, plan))
         self.auxiliary.measured = self.closed_loop.due(0, total_steps)
@@ -112,7 +114,7 @@ class Handover(Copied):
                     parameter.requires_grad_(blendable(parameter))
             seam.train(self.model.training)
             surgery.put_in_place(self.model, seam)
-        self._backbone.freeze()
+        self.backbone.freeze()
         self._optimizers = OptimizerWatch(self.model, [seam.student for seam in self.seams.values()])
         self._handles: list[RemovableHandle] = [
             self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
@@ -121,11 +123,11 @@ class Handover(Copied):
 
     def backbone_that_changes(self) -> dict[str, Tensor]:
         """Return what training changes outside the sites, by name; nothing while the backbone is frozen."""
-        return self._backbone.changing()
+        return self.backbone.changing()
 
     def original_backbone(self) -> dict[str, Tensor]:
         """Return the model around the sites as it was when the handover began, by name."""
-        return self._backbone.original()
+        return self.backbone.original()
 
     @property
     def total_steps(self) -> int | None:
@@ -134,7 +136,7 @@ class Handover(Copied):
 
     @total_steps.setter
     def total_steps(self, total: int) -> None:
-        self._require_running("total_steps")
+        self.require_running("total_steps")
         total = checked_total(total)
         self._follow(self._state_at(self.steps_done, total))
         self._total_steps = total
@@ -144,6 +146,11 @@ class Handover(Copied):
     def progress(self) -> float:
         """The fraction of the run that is done, from 0 to 1."""
         return progress_at(self.steps_done, self._total_steps)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is neither finalized nor cancelled."""
+        return self._ended is None
 
     @property
     def phase(self) -> Phase | None:
@@ -164,7 +171,7 @@ class Handover(Copied):
 
     def step(self) -> None:
         """Move on by one optimizer step: new alphas, new weights."""
-        self._require_running("step()")
+        self.require_running("step()")
         self._require_length("step()")
         self._optimizers.refuse_foreign()
         self.auxiliary.refuse_unused()
@@ -176,17 +183,10 @@ class Handover(Copied):
 
         It is back after half of the steps that are left at the latest, so that alpha reaches 0 in time.
         """
-        self._require_running("raise_alpha()")
-        for name in alphas:
-            if name not in self.seams:
-                raise HandoverError(f"there is no site {name!r}.", nearest(name, list(self.seams)), "give the name of a site.")
-        if (over := min(over, (self._require_length("raise_alpha()") - self.steps_done) // 2)) <= 0:
-            return
-        now, raised = self.steps_done, dict(self.raised)
-        for name, alpha in alphas.items():
-            before = raised[name].at(now, 0.0) if name in raised else 0.0
-            raised[name] = Raised(float(max(alpha, before)), now, now + over)
-        self._follow(self._state_at(now, self._total_steps, raised))
+        self.require_running("raise_alpha()")
+        steps_left = self._require_length("raise_alpha()") - self.steps_done
+        raised = self.raised | raised_at(self.steps_done, alphas, self.raised, min(over, steps_left // 2), list(self.seams))
+        self._follow(self._state_at(self.steps_done, self._total_steps, raised))
         self.raised = raised
 
     def resume_at(self, step: int, total_steps: int | None = None, raised: Mapping[str, Raised] | None = None) -> None:
@@ -219,7 +219,7 @@ class Handover(Copied):
         for seam in self.seams.values():
             seam.configure(compared=seam.state.compared or True in seam.reached)
         if self.plan.release:
-            self._release()
+            release_teachers(self, self._state)
 
     def _follow(self, state: StepState) -> None:
         """Write the state of a step into the seams."""
@@ -237,26 +237,8 @@ class Handover(Copied):
         in_graphs = closed_in_graphs(closed, before, len(self.seams))
         for name, seam in self.seams.items():
             seam.configure(closed_in_graph=name in in_graphs)
-        self.auxiliary.follow(state, together=self._compiled)
+        self.auxiliary.follow(state, together=self.is_compiled)
         self._state = state
-
-    def _release(self) -> None:
-        assert self._total_steps is not None
-        if self.plan.distill is not None and self.plan.train == "students":
-            return  # the distillation needs the original model to the end
-        gone: list[nn.Module] = []
-        for site in self.sites:
-            seam = self.seams[site.name]
-            if seam.teacher is None or self._state.sites[site.name].needs_teacher:
-                continue
-            if self._compiled and not (seam.state.closed_in_graph and seam.state.watch is Watch.NOTHING):
-                continue  # compiled code still computes it, until its group closes
-            if closed_for_good(self.plan, site, self.steps_done, self._total_steps, self.closed_loop.alphas):
-                if self.on_release is not None:
-                    self.on_release(site.name, seam.require_teacher())
-                gone.append(seam.release_teacher())
-                self._backbone.forget(gone[-1])
-        surgery.free(gone, self.model)
 
     @checked
     def weighted(self, task_loss: Tensor) -> Tensor:
@@ -276,7 +258,7 @@ class Handover(Copied):
     @checked
     def losses(self, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Return the named parts of `aux_loss`: 'guidance/<site>' and 'distill'."""
-        self._require_running("aux_loss()")
+        self.require_running("aux_loss()")
         return self.auxiliary.losses(self.model, mask, self.as_teacher)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -298,46 +280,15 @@ class Handover(Copied):
         Between its steps, and where a phase says nothing, the optimizer has those of its own scheduler. `segue.fit` and the
         callbacks do this themselves.
         """
-        kept: list[list[dict[str, Any]]] = []  # a step inside another one's closure has its own
-
-        def before(*_: Any) -> None:
-            kept.append([{name: group[name] for name in SCHEDULED if name in group} for group in optimizer.param_groups])
-            if self._ended is None and self._total_steps is not None:
-                set_rates(optimizer, None, self.plan.phases, self.steps_done, self._total_steps)
-
-        def after(*_: Any) -> None:
-            for group, own in zip(optimizer.param_groups, kept.pop(), strict=True):
-                group.update(own)
-
-        if self.plan.phases:
-            optimizer.register_step_pre_hook(before)
-            optimizer.register_step_post_hook(after)
+        schedule_rates(self, optimizer)
 
     def parameter_kinds(self) -> dict[str, Kind]:
         """Return the kind of every parameter that trains, by its name in the finished model."""
         return {name: kind for name, _, kind in self._trained()}
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter, Kind]]:
-        self._require_running("parameters()")
-        places = {f"{name}.student.": site for site in self.sites for name in site.names}
-        found = False
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:  # which teachers, and a frozen backbone, do not
-                found = True
-                place = next((place for place in places if name.startswith(place)), None)
-                if place is None:
-                    yield finished_name(name, self.sites), parameter, "backbone"
-                    continue
-                inner = name.removeprefix(place)
-                kind: Kind = "copied" if inner in self._copied[places[place].name] else "new"
-                yield finished_name(place.removesuffix("student.") + inner, self.sites), parameter, kind
-        if not found:
-            raise HandoverError(
-                "the handover has no parameters to train.",
-                f"Its students ({type(next(iter(self.seams.values())).student).__name__}) have none, "
-                "and the model around them is frozen.",
-                'let the model adapt: Plan(train="all").',
-            )
+        self.require_running("parameters()")
+        return trained_parameters(self)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield what trains: the students, with train="all" also the backbone where it was not frozen; never a teacher."""
@@ -355,7 +306,7 @@ class Handover(Copied):
 
     def as_student(self) -> AbstractContextManager[nn.Module]:
         """Show the students alone, as in the finished model, to one thread; teachers are not computed."""
-        self._require_running("as_student()")
+        self.require_running("as_student()")
         return views.viewing(self, View.STUDENT)
 
     @checked
@@ -366,13 +317,13 @@ class Handover(Copied):
         """
         self.require_teachers("similarity()")
         if not args and not kwargs:
-            if self._last_input is None:
+            if self.last_input is None:
                 raise HandoverError(
                     "similarity() needs a batch.",
                     "The model has not seen a training batch yet (compiled forwards do not keep theirs).",
                     "call it as you call the model: handover.similarity(images).",
                 )
-            args, kwargs = self._last_input
+            args, kwargs = self.last_input
         with self.comparing(padding_mask) as similar:
             self.model(*args, **kwargs)
         return similar
@@ -439,40 +390,13 @@ class Handover(Copied):
 
         Refused while a teacher still has a share, unless forced. The plan stays with the model as `model.segue`, plain data.
         """
-        self._require_running("finalize_()")
-        sharing = {name: alpha for name, alpha in self.alphas.items() if alpha > 0}
-        if sharing and not force:
-            name, alpha = next(iter(sharing.items()))
-            raise HandoverError(
-                "finalize_() needs alpha 0 at every site.",
-                f"{len(sharing)} of {len(self.sites)} teachers still have a share; at {name!r} alpha is {alpha:.3g}.",
-                "train until the schedule reaches 0, or call finalize_(force=True). Nothing was changed.",
-            )
-        if self._last_input is not None and not self._compiled:
-            with all_or_nothing(self.model, self):
-                require_same_when_shortened(self, *self._last_input)
-        record = {**self.describe(), "earlier": getattr(self.model, "segue", None)}
-        with all_or_nothing(self.model, self):
-            students = {site: surgery.finished(self.seams[site.name].student) for site in self.sites}
-            for site, student in students.items():
-                surgery.put_at(self.model, site, student)
-            self._leave("finalized")
-            differences = shorten_(self.model, self.sites)
-            warn_of(self.model, [text for text in differences if text not in self.unrebuilt])
-            self.model.segue = record  # type: ignore[assignment]
-        self._forget()
-        return self.model
+        self.require_running("finalize_()")
+        return finalize_(self, force=force)
 
     def cancel_(self) -> nn.Module:
         """Bring the original model back, bit for bit."""
         self.require_teachers("cancel_()")
-        with all_or_nothing(self.model, self):
-            for site in self.sites:
-                surgery.put_back(self.model, site, self.seams[site.name].require_teacher())
-            self._leave("cancelled")
-            self._backbone.restore_tensors()
-        self._forget()
-        return self.model
+        return cancel_(self)
 
     def describe(self) -> dict[str, Any]:
         """Return the plan with its sites by name, the teachers' hashes and the step, as plain data."""
@@ -483,25 +407,27 @@ class Handover(Copied):
             "total_steps": self._total_steps,
         }
 
-    def _leave(self, how: str) -> None:
+    def end(self, how: str) -> None:
+        """Take the handover's hooks out of the model, and give the backbone back what it was."""
         self._ended = how
         for handle in self._handles:
             handle.remove()
-        self._backbone.restore()
+        self.backbone.restore()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop what only a running handover needs."""
         self._optimizers.stop()
         self.auxiliary.clear()
-        self._last_input = None
+        self.last_input = None
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
-            self._compiled = True
+            self.is_compiled = True
             return
         if model is self.model:  # not one of DataParallel's replicas, which take the view with them to other threads
             self.one_thread.before_forward()
         if model.training and not self._in_teachers_pass:
-            self._last_input = args, kwargs
+            self.last_input = args, kwargs
 
     def _after_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if model is self.model and not torch.compiler.is_compiling():
@@ -520,7 +446,7 @@ class Handover(Copied):
     def _in_teachers_pass(self) -> bool:
         return next(iter(self.seams.values())).state.view is View.TEACHER
 
-    def _require_running(self, what: str) -> None:
+    def require_running(self, what: str) -> None:
         if self._ended is not None:
             raise HandoverError(
                 f"{what} needs a running handover.",
@@ -538,7 +464,7 @@ class Handover(Copied):
         return self._total_steps
 
     def require_teachers(self, what: str) -> None:
-        self._require_running(what)
+        self.require_running(what)
         gone = [name for name, seam in self.seams.items() if seam.teacher is None]
         if gone:
             raise HandoverError(

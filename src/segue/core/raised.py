@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from segue.errors import HandoverError, nearest
 
 MOST_STEPS = 10**12
 
@@ -38,3 +41,16 @@ class Raised:
         if not (steps and type(alpha) is float and math.isfinite(alpha) and 0.0 <= alpha <= 1.0):
             raise ValueError(f"alpha is raised to {alpha!r:.20} from step {since!r:.20} to {until!r:.20}")
         return cls(alpha, since, until)
+
+
+def raised_at(
+    step: int, alphas: Mapping[str, float], before: Mapping[str, Raised], over: int, sites: list[str]
+) -> dict[str, Raised]:
+    """Raise alpha at some sites from a step on, to at least what it is raised to already; no steps left change nothing."""
+    for name in alphas:
+        if name not in sites:
+            raise HandoverError(f"there is no site {name!r}.", nearest(name, sites), "give the name of a site.")
+    if over <= 0:
+        return {}
+    already = {name: before[name].at(step, 0.0) if name in before else 0.0 for name in alphas}
+    return {name: Raised(float(max(alpha, already[name])), step, step + over) for name, alpha in alphas.items()}
