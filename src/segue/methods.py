@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from segue.border import Fraction, checked
+from segue.border import Fraction, PositiveFloat, PositiveInt, checked
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation, OnTeacherStream
 from segue.phases import Phase
@@ -98,6 +98,24 @@ def lolcats(*, sites: Selector, hold: Fraction = 0.5, **settings: Any) -> Plan:
 def halo(*, sites: Selector, hold: Fraction = 0.3, **settings: Any) -> Plan:
     """Local alignment as in `lolcats`, then students alone with distillation from the original model."""
     return lolcats(sites=sites, hold=hold, **{"distill": LogitDistillation(), **settings})
+
+
+@method(label="Local fit")
+def local_fit(
+    *,
+    sites: Selector,
+    hold: Fraction = 0.2,
+    split: PositiveInt = 4,
+    reuse: PositiveInt = 4,
+    lr: PositiveFloat = 4e-3,
+    **settings: Any,
+) -> Plan:
+    """Fit each student to its teacher in many small updates from each forward, then students alone with distillation."""
+    if "schedule" in settings:
+        return _plan(sites, settings, guidance=FeatureGuidance(), distill=LogitDistillation())
+    local = Phase(name="local fit", length=hold, local=True, lr=lr, weight_decay=0.0, split=split, reuse=reuse)
+    alone = (Phase(name="students alone", lr=lr / 4),) if hold < 1 else ()
+    return _plan(sites, settings, phases=(local, *alone), guidance=FeatureGuidance(), distill=LogitDistillation())
 
 
 def table() -> str:
