@@ -18,7 +18,7 @@ from tests.compatibility import RENAMED, V0_1_0
 from tests.helpers.tiny import SITES, start
 
 KINDS = {**plan.SERIALIZER.kinds, **config.SERIALIZER.kinds}
-NOT_SETTINGS = {"Layout", "Preset", "Scale"}  # they make configurations, or read files, and are in none
+NOT_SETTINGS = {"Change", "Tuning", "Layout", "Preset", "Scale"}  # they make configurations, or read files, and are in none
 
 
 def is_settings(made, room):
