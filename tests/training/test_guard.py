@@ -268,6 +268,35 @@ def test_released_teachers_stay_away():
     assert all(seam.teacher is None for seam in fitted.handover.seams.values())
 
 
+def test_a_teacher_released_since_the_good_state_stays_away():
+    """Its alpha was above 0 then; the guard restores and slows down, and has nothing to raise."""
+    plan = segue.Plan(sites=SITES, schedule=segue.schedules.Linear(until=(BAD - 0.5) / STEPS), release=True, guidance=None)
+    loss = Recorded()
+    fitted = fit(Net(), plan, poisoned(BAD), loss, recipe=recipe())
+    (event,) = fitted.events
+    assert (event["restored"], event["rate"]) == (KEPT, 0.5)
+    assert max(loss.alphas[KEPT]) > 0
+    assert same_state(loss.weights[BAD + 1], {name: loss.weights[KEPT][name] for name in loss.weights[BAD + 1]})
+    assert all(alpha == 0.0 for alphas in loss.alphas[BAD:] for alpha in alphas)
+
+
+def test_the_errors_of_a_local_fit_go_back_too():
+    """A site that rested by an error of undone updates would rest too early."""
+    local = segue.phases.Phase(name="fit", length=0.9, local=True, split=2, tolerance=1e-3)
+    plan = segue.Plan(sites=SITES, guidance=segue.losses.FeatureGuidance(), phases=(local, segue.phases.Phase(name="alone")))
+    seen = []
+
+    class Errors(Classification):
+        def __call__(self, model, batch):
+            hook = next(iter(model._forward_pre_hooks.values()))
+            seen.append(dict(hook.__self__.local.errors))
+            return super().__call__(model, batch)
+
+    fitted = fit(Net(), plan, poisoned(BAD), Errors(), recipe=recipe(STILL))
+    assert [event["step"] for event in fitted.events] == [BAD]
+    assert seen[BAD + 1] == seen[KEPT + 1] != seen[BAD]  # those of the good step, which was judged
+
+
 def test_the_bytes_that_are_copied_are_those_of_weights_moments_and_buffers(monkeypatch):
     from segue.training.good_state import GoodState
 

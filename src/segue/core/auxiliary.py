@@ -85,6 +85,11 @@ class AuxiliaryLosses:
         """The inputs and outputs of the model are needed, for a second pass of the original."""
         return self.distill > 0 or (self.on_teacher_stream and bool(self.guidance))
 
+    @property
+    def latest(self) -> dict[str, Tensor]:
+        """The parts of the latest `aux_loss` of this step, by name."""
+        return self._parts or {}
+
     def clear(self) -> None:
         self.calls.clear()
         self._parts = None

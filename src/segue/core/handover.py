@@ -26,8 +26,9 @@ from segue.core.local_fit import Features, LocalFit, recording
 from segue.core.modes import View, Watch
 from segue.core.raised import Raised, raised_at
 from segue.core.shortening import unrebuilt, warn_of
+from segue.core.step_rates import StepRates
 from segue.core.step_state import StepState, checked_total, closed_in_graphs, progress_at, step_state
-from segue.core.trained import schedule_rates, trained_parameters
+from segue.core.trained import trained_parameters
 from segue.core.transaction import all_or_nothing
 from segue.core.verify import OptimizerWatch, Verification, verify
 from segue.errors import HandoverError
@@ -99,6 +100,7 @@ class Handover(Copied):
         self.teacher_hashes = {name: seam.teacher_hash for name, seam in self.seams.items()}  # as the handover began
         self.copied = {name: copied_parameters(seam.student, seam.require_teacher()) for name, seam in self.seams.items()}
         self.local = LocalFit()
+        self.rates = StepRates()
         self.auxiliary = AuxiliaryLosses(plan, self.seams, frozen_original(model, plan))
         self.auxiliary.measured = self.closed_loop.due(0, total_steps)
         self._install()
@@ -280,7 +282,8 @@ class Handover(Copied):
         Between its steps, and where a phase says nothing, the optimizer has those of its own scheduler. `segue.fit` and the
         callbacks do this themselves.
         """
-        schedule_rates(self, optimizer)
+        if self.plan.phases:
+            self.rates.schedule(self, optimizer)
 
     def parameter_kinds(self) -> dict[str, Kind]:
         """Return the kind of every parameter that trains, by its name in the finished model."""

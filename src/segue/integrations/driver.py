@@ -6,21 +6,23 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from segue.border import checked
 from segue.checkpoint import changes
 from segue.checkpoint.state import restore_schedule_, settings_of
 from segue.core.handover import Handover, replace_
 from segue.core.local_fit import Features
+from segue.core.raised import Raised
 from segue.core.tensor_files import fingerprint
 from segue.errors import CheckpointError, HandoverError, SegueWarning
 from segue.phases import KINDS
 from segue.plan import Plan
 from segue.training import local_step
 from segue.training.distributed import Processes
+from segue.training.guard import Guard, GuardedSteps, Spike
 
 KEY = "segue"  # of our state in a framework's checkpoint
 
@@ -29,13 +31,20 @@ class Driver:
     """Drive one handover from the events of a framework."""
 
     @checked
-    def __init__(self, plan: Plan, *, finalize: bool = True, allow_changes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, plan: Plan, *, guard: Guard | None = None, finalize: bool = True, allow_changes: Sequence[str] = ()
+    ) -> None:
         self.plan = plan
+        self.guard = guard
         self.allow_changes = allow_changes  # settings that may differ from those of a checkpoint
         self.finalize = finalize  # leave the students alone in the model when training ends
         self.running = False
         self._handover: Handover | None = None
         self._aux: Tensor | None = None  # of the last training forward, for the log
+        self._guarded: GuardedSteps | None = None
+        self._watching: list[RemovableHandle] = []
+        self._errors: dict[str, Tensor] | None = None  # by site, of a local fit
+        self._spike: Spike | None = None  # of the step that the framework is about to take
         self._undo: list[Callable[[], Any]] = []  # how to revert what else was changed for the handover
 
     @property
@@ -48,6 +57,11 @@ class Driver:
                 "give the callback to the trainer first: Trainer(..., callbacks=[HandoverCallback(plan)]).",
             )
         return self._handover
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What the guard has undone: at which step, why, at which sites, and what it went back to."""
+        return [] if self._guarded is None else self._guarded.events
 
     @property
     def changes_loss(self) -> bool:
@@ -99,11 +113,48 @@ class Driver:
     def aux_loss(self, mask: Tensor | None) -> Tensor:
         """Return guidance and distillation for the last forward."""
         loss = self.handover.aux_loss(mask)
-        self._aux = loss.detach()
+        self._aux, self._errors = loss.detach(), None
         return loss
 
+    def watch(self, optimizer: Optimizer, saved: dict[str, Any] | None) -> None:
+        """Let the guard watch the steps of a framework's optimizer, from now on or as an earlier process did.
+
+        A framework takes every step. One that must be left out is undone as soon as it is taken: the good state has all that
+        it changes, and nothing sees the weights in between.
+        """
+        while self._watching:  # an earlier training of the same handover
+            self._watching.pop().remove()
+        if self.guard is None:
+            return
+        self._guarded = guarded = self.guard.watch(self.handover, optimizer)
+        if saved is not None:
+            guarded.load_state_dict(saved)
+
+        def after(*_: Any) -> None:
+            spike, self._spike = self._spike, None
+            if spike is not None:
+                guarded.restore(spike)
+
+        self._watching.append(optimizer.register_step_post_hook(after))
+
+    def note(self, loss: Tensor) -> None:
+        """Show the guard the loss of a batch."""
+        if self._guarded is not None:
+            self._guarded.add(loss, self._errors)
+
+    def judge(self) -> None:
+        """Judge the step that the framework is about to take."""
+        if self.running and self._guarded is not None:
+            self._spike = self._guarded.judge()
+
     def refuse_unfit(self, *, accumulate: int, scaled: bool) -> None:
-        """Refuse settings of a framework that leave no place for several updates in one step."""
+        """Refuse settings of a framework that leave no place for several updates in one step, or for a guard."""
+        if scaled and self.guard is not None:
+            raise HandoverError(
+                "HandoverCallback(guard=...) does not support fp16.",
+                "The framework's gradient scaler leaves steps out by itself, and would go on with the scale of a bad step.",
+                "use bf16, or train by segue.fit. Nothing was changed.",
+            )
         local_step.refuse_unfit(self.plan, accumulate=accumulate, sharded=False)
         if scaled and any(local_step.has_updates(phase) for phase in self.plan.phases):
             raise HandoverError(
@@ -116,21 +167,19 @@ class Driver:
         """Take all updates of a step but the last, whose loss is returned."""
         phase, parameters = self.handover.phase, list(self.handover.parameters())
         assert phase is not None
-        ranks = torch.distributed if torch.distributed.is_available() and torch.distributed.is_initialized() else None
-        rank, world = (ranks.get_rank(), ranks.get_world_size()) if ranks else (0, 1)
-        processes = Processes(parameters[0].device, rank, world)
+        processes = Processes.current(parameters[0].device)
         *others, last = local_step.parts_of(features.rows, phase.split, processes) * phase.reuse
         optimizer.zero_grad()
         for begin, share in others:
             loss = features.loss(begin, phase.split, measured=False) * share
             loss.backward()  # type: ignore[no-untyped-call]
-            local_step.average_gradients(parameters, world)
+            local_step.average_gradients(parameters, processes.world)
             if clip:
                 nn.utils.clip_grad_norm_(parameters, clip)
             optimizer.step()
             optimizer.zero_grad()
         loss = features.loss(last[0], phase.split, measured=False) * last[1]
-        self._aux = loss.detach()
+        self._aux, self._errors = loss.detach(), {name: part * last[1] for name, part in features.parts.items()}
         return loss
 
     def metrics(self) -> dict[str, float | Tensor]:
@@ -146,20 +195,20 @@ class Driver:
         return {**self.handover.describe(), "original": frozen, **self.schedule_state()}
 
     def schedule_state(self) -> dict[str, Any]:
-        """Return the part of the state that changes: that of an adaptive schedule."""
+        """Return the part of the state that changes: that of an adaptive schedule, and raised alphas."""
         schedule = self.handover.stateful_schedule
-        return {"schedule": None if schedule is None else schedule.state_dict()}
+        raised = {name: raised.to_list() for name, raised in self.handover.raised.items()}
+        return {"schedule": None if schedule is None else schedule.state_dict(), "raised": raised}
 
     def set_step(self, step: int, total_steps: int, saved: dict[str, Any] | None) -> dict[str, Any]:
         """Start at step 0, or resume at a later one after the framework has loaded the weights; return the state to save."""
         self.handover.total_steps = total_steps
         now = self.state()
-        if step:
-            self._load(saved, now, step)
-        self.handover.resume_at(step)
+        raised = self._load(saved, now, step) if step else {}
+        self.handover.resume_at(step, raised=raised)
         return now
 
-    def _load(self, saved: dict[str, Any] | None, now: dict[str, Any], step: int) -> None:
+    def _load(self, saved: dict[str, Any] | None, now: dict[str, Any], step: int) -> dict[str, Raised]:
         if saved is None:
             raise CheckpointError(
                 f"the handover cannot resume at step {step}.",
@@ -176,6 +225,7 @@ class Driver:
         changes.require_known(self.allow_changes, settings)
         changes.require_same(settings_of(saved), settings, self.allow_changes)
         restore_schedule_(self.handover, saved, saved["schedule"], [])
+        return {name: Raised.from_list(data) for name, data in saved.get("raised", {}).items()}  # 0.1.0 had none
 
     def finish_(self) -> None:
         """Finalize the handover if no teacher has a share any more."""

@@ -15,6 +15,7 @@ from segue.core.blending import padding_mask
 from segue.errors import HandoverError, MissingExtraError, SegueWarning
 from segue.integrations.driver import KEY, Driver
 from segue.plan import Plan
+from segue.training.guard import Guard
 
 try:
     from lightning.pytorch import Callback
@@ -34,12 +35,21 @@ class HandoverCallback(Driver, Callback):
     It is changed before `configure_optimizers`. Guidance and distillation are added to what `training_step` returns.
     Lightning's own checkpoints resume bit for bit, random states included. When `fit` ends, the students are alone in the
     model (`finalize=False` leaves the handover open); `callback.handover` is the running handover. A checkpoint of another
-    plan or length is refused, unless `allow_changes=("plan.schedule",)` names what differs.
+    plan or length is refused, unless `allow_changes=("plan.schedule",)` names what differs. `guard=segue.Guard()` undoes steps
+    that go wrong; `callback.events` lists them.
     """
 
     @checked
-    def __init__(self, plan: Plan, *, module: str = "model", finalize: bool = True, allow_changes: Sequence[str] = ()) -> None:
-        super().__init__(plan, finalize=finalize, allow_changes=allow_changes)
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        module: str = "model",
+        guard: Guard | None = None,
+        finalize: bool = True,
+        allow_changes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(plan, guard=guard, finalize=finalize, allow_changes=allow_changes)
         self.module = module
         self._loaded: dict[str, Any] | None = None  # from a checkpoint
         self._kept: dict[str, Any] = {}  # for the next checkpoint
@@ -66,7 +76,7 @@ class HandoverCallback(Driver, Callback):
         model.train()  # Lightning does not change modes, and a pretrained model is in eval mode
         warnings.filterwarnings("ignore", r"Found \d+ module\(s\) in eval mode")  # teachers and a frozen backbone
         self._undo.append(model.register_load_state_dict_pre_hook(_allow_released).remove)  # type: ignore[no-untyped-call]
-        if self.changes_loss:
+        if self.changes_loss or self.guard is not None:
             self._wrap_training_step(pl_module)
 
     def _wrap_training_step(self, pl_module: Any) -> None:
@@ -85,9 +95,10 @@ class HandoverCallback(Driver, Callback):
                 if not self.running or result is None:
                     return result
                 aux = self.aux_loss(mask)
-            if isinstance(result, Mapping):
-                return {**result, "loss": self.handover.weighted(result["loss"]) + aux}
-            return self.handover.weighted(result) + aux
+            named = isinstance(result, Mapping)
+            loss = self.handover.weighted(result["loss"] if named else result) + aux
+            self.note(loss)
+            return {**result, "loss": loss} if named else loss
 
         pl_module.training_step = training_step
         self._undo.append(lambda: delattr(pl_module, "training_step"))
@@ -115,8 +126,13 @@ class HandoverCallback(Driver, Callback):
         self._kept = self.set_step(step, int(total), self._loaded)
         for optimizer in trainer.optimizers:
             self.handover.schedule_rates(optimizer)
+            self.watch(optimizer, None if self._loaded is None else self._loaded.get("guard"))
         if self._loaded is not None and self._loaded["mid_epoch"]:
             randomness.restore_this_rank(self._loaded["random"])  # again: creating the loader drew from them
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Let the guard judge the step."""
+        self.judge()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Take a step of the handover, once per optimizer step."""
@@ -129,6 +145,8 @@ class HandoverCallback(Driver, Callback):
         if self.running and self._kept:
             random = randomness.states_of_every_rank()  # which Lightning does not save
             checkpoint[KEY] = {**self._kept, **self.schedule_state(), "random": random, "mid_epoch": not trainer.is_last_batch}
+            if self._guarded is not None:
+                checkpoint[KEY]["guard"] = self._guarded.state_dict()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Read it, and restore the random states from which the loaders of the next epoch draw."""

@@ -18,6 +18,7 @@ from segue.errors import HandoverError, MissingExtraError, PlanError
 from segue.integrations.driver import KEY, Driver
 from segue.integrations.peft import base_of, is_peft, save_students_with_adapters
 from segue.plan import Plan
+from segue.training.guard import Guard
 
 try:
     from transformers import TrainerCallback
@@ -27,18 +28,24 @@ except ImportError:
     ) from None
 
 
+GUARD = f"{KEY}_guard"
+
+
 class HandoverCallback(Driver, TrainerCallback):
     """Drive a handover from a stock Trainer: `Trainer(..., callbacks=[HandoverCallback(plan)])`.
 
     The model is changed when Trainer is created, so its optimizer has the students. Guidance and distillation are added to the
     model's loss. Trainer's own checkpoints resume bit for bit. When training ends, the students are alone in the model
     (`finalize=False` leaves the handover open); `callback.handover` is the running handover. A checkpoint of another plan or
-    length is refused, unless `allow_changes=("plan.schedule",)` names what differs.
+    length is refused, unless `allow_changes=("plan.schedule",)` names what differs. `guard=segue.Guard()` undoes steps that go
+    wrong; `callback.events` lists them.
     """
 
     @checked
-    def __init__(self, plan: Plan, *, finalize: bool = True, allow_changes: Sequence[str] = ()) -> None:
-        super().__init__(plan, finalize=finalize, allow_changes=allow_changes)
+    def __init__(
+        self, plan: Plan, *, guard: Guard | None = None, finalize: bool = True, allow_changes: Sequence[str] = ()
+    ) -> None:
+        super().__init__(plan, guard=guard, finalize=finalize, allow_changes=allow_changes)
         self._batches = 1  # in the current optimizer step
         self._world = 1  # Trainer's factor of the loss if it counts tokens over all processes
         self._optimizer: Any = None
@@ -67,7 +74,7 @@ class HandoverCallback(Driver, TrainerCallback):
             save_students_with_adapters(model, self)
         elif hasattr(model, "save_pretrained"):  # also after training: Trainer and Segue load the model's own names only
             model.save_pretrained = partial(model.save_pretrained, save_original_format=False)
-        if self.changes_loss:
+        if self.changes_loss or self.guard is not None:
             model = self.handover.model
             self._undo += [
                 model.register_forward_pre_hook(self._record_features, with_kwargs=True).remove,
@@ -90,7 +97,11 @@ class HandoverCallback(Driver, TrainerCallback):
         self._world = args.world_size if args.average_tokens_across_devices else 1
         saved = state.stateful_callbacks.get(KEY)
         state.stateful_callbacks[KEY] = self.set_step(state.global_step, state.max_steps, saved)
-        self.handover.schedule_rates(getattr(optimizer, "optimizer", optimizer))  # Accelerate wraps it
+        raw = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
+        self.handover.schedule_rates(raw)
+        self.watch(raw, raw.param_groups[0].pop(GUARD, None))
+        if self.guard is not None:
+            self._watching.append(raw.register_state_dict_post_hook(self._save_guard))
 
     def on_step_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, optimizer: Any = None, **_: Any
@@ -106,12 +117,21 @@ class HandoverCallback(Driver, TrainerCallback):
         if (state.global_step + 1) % steps == 0:
             self._batches = length - (steps - 1) * self._batches
 
+    def _save_guard(self, optimizer: Any, state: dict[str, Any]) -> None:
+        """Save the guard in Trainer's own file for tensors: settings of a group come back with the optimizer's state."""
+        if self.running and self._guarded is not None:
+            state["param_groups"][0][GUARD] = self._guarded.state_dict()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Let the guard judge the step."""
+        self.judge()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Take a step of the handover, once per optimizer step."""
         if not self.running:
             return
         if not all(self._reached):
-            raise _outside_the_model()
+            raise self._outside_the_model()
         self._reached = []
         if any(alpha > 0 for alpha in self.handover.alphas.values()):  # a good score of the blend is its teachers'
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
@@ -143,16 +163,20 @@ class HandoverCallback(Driver, TrainerCallback):
         named = isinstance(output, dict)
         loss = output.get("loss") if named else output[0] if isinstance(output, tuple) else None
         if not isinstance(loss, Tensor) or loss.dim() != 0:
-            raise _outside_the_model()
+            raise self._outside_the_model()
         features, self._features = self._features, None
         aux = self.aux_loss(padding_mask(kwargs)) if features is None else self.update(features, self._optimizer, self._clip)
         if aux.requires_grad:
             self._watch(aux)
-        if kwargs.get("num_items_in_batch") is not None:  # then Trainer does not divide by the number of batches
-            aux = aux / (self._batches * self._world)
+        counted = kwargs.get("num_items_in_batch") is not None  # then Trainer does not divide by the number of batches
+        parts = self._batches * self._world if counted else 1
+        loss = self.handover.weighted(loss) + aux / parts
+        if self.guard is not None:
+            self._watch(loss)
+            self.note(loss * parts)
         if not named:
-            return (self.handover.weighted(loss) + aux, *output[1:])
-        output["loss"] = self.handover.weighted(loss) + aux
+            return (loss, *output[1:])
+        output["loss"] = loss
         return output
 
     def _watch(self, aux: Tensor) -> None:
@@ -164,13 +188,17 @@ class HandoverCallback(Driver, TrainerCallback):
 
         aux.register_hook(reached)  # type: ignore[no-untyped-call]
 
-
-def _outside_the_model() -> HandoverError:
-    return HandoverError(
-        "guidance and distillation cannot be added to the loss.",
-        "Trainer does not use a loss of the model: label_smoothing_factor, compute_loss_func, or a model without one.",
-        "let the model compute it (labels in the batch), or use a plan without guidance and distill.",
-    )
+    def _outside_the_model(self) -> HandoverError:
+        what, otherwise = (
+            ("guidance and distillation cannot be added to the loss.", "use a plan without guidance and distill")
+            if self.changes_loss
+            else ("the guard cannot see the loss.", "leave guard out")
+        )
+        return HandoverError(
+            what,
+            "Trainer does not use a loss of the model: label_smoothing_factor, compute_loss_func, or a model without one.",
+            f"let the model compute it (labels in the batch), or {otherwise}.",
+        )
 
 
 def _refuse_engines(args: Any) -> None:

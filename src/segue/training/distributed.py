@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from segue.errors import ConfigError, MissingExtraError, nearest
 from segue.training.batches import mapped, part_for
-from segue.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from segue.training.recipe import Recipe  # which has a guard, and that needs this
 
 
 class Processes:
@@ -22,6 +24,12 @@ class Processes:
         self.rank = rank
         self.world = world
         self.split = split  # every process reads the same batches and takes its part
+
+    @classmethod
+    def current(cls, device: torch.device) -> Processes:
+        """Return the processes that a framework or the user has connected."""
+        ranks = torch.distributed if torch.distributed.is_available() and torch.distributed.is_initialized() else None
+        return cls(device) if ranks is None else cls(device, ranks.get_rank(), ranks.get_world_size())
 
     def part(self, batch: Any) -> tuple[Any, float]:
         """Return this process' part of a batch, on its device, and the part's weight in the mean."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.border import Rule, checked
+from segue.core.handover import Handover
 from segue.core.tensor_files import local, sharded_like
 
 Decay = Annotated[float, Rule("a number above 0 and below 1", lambda value: 0 < value < 1)]
@@ -27,6 +28,18 @@ class Ema:
 
     decay: Decay = 0.999
     final: bool = False  # give the model the averaged weights in the end
+
+    @checked
+    def watch(self, handover: Handover) -> RunningEma:
+        """Average what a handover trains, in a loop of one's own; `fit` does this itself.
+
+            ema = segue.Ema().watch(handover)
+            ...
+            ema.update()  # after every step that was taken
+            with ema.applied(), handover.as_student():
+                ...  # evaluate; ema.apply() gives the model the averaged weights for good
+        """
+        return RunningEma(self, list(handover.parameters()), handover.model)
 
 
 class RunningEma:

@@ -42,6 +42,7 @@ from segue.training.undo import Undo, remove_released
 from segue.training.weights import FiniteWeights
 
 EVALUATIONS = 20
+NO_CHECKPOINT = "there is no checkpoint (give fit a folder)"
 
 
 @dataclass
@@ -257,7 +258,8 @@ class Loop:
             if self.buffers is not None:
                 self.buffers.restore()
         if self.guard is not None and spike is not None:
-            self.guard.restore(spike, self.checkpoint, lambda: self._search().find(batches, mean))
+            last = f"the last good checkpoint is {self.checkpoint}" if self.checkpoint else NO_CHECKPOINT
+            self.guard.restore(spike, last, lambda: self._search().find(batches, mean))
         self.optimizer.zero_grad()
         if self.handover is not None:
             self.handover.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class GoodState:
         self.buffers = StepBuffers(roots)
         self.step: int | None = None  # at which it was kept; None while nothing is
         self.alphas: dict[str, float] = {}  # of that step, by site
+        self.errors: dict[str, float] = {}  # of a local fit, by site
         self._tensors: dict[str, Tensor] = {}  # by the place of a parameter and what of it
         self._numbers: dict[str, Any] = {}  # of the scaler and the average
 
@@ -49,9 +51,9 @@ class GoodState:
         return found
 
     @torch.no_grad()
-    def keep(self, step: int, alphas: dict[str, float]) -> None:
+    def keep(self, step: int, alphas: dict[str, float], errors: dict[str, float]) -> None:
         """Copy the state as it is now, into the memory of the last copy."""
-        self.step, self.alphas = step, dict(alphas)
+        self.step, self.alphas, self.errors = step, dict(alphas), dict(errors)
         live = self._live()
         if live.keys() == self._tensors.keys():
             _copy(self._tensors, live)
@@ -85,6 +87,7 @@ class GoodState:
         return {
             "step": self.step,
             "alphas": self.alphas,
+            "errors": self.errors,
             "tensors": self._tensors,
             "buffers": self.buffers.state_dict(),
             **self._numbers,
@@ -92,11 +95,13 @@ class GoodState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the copies of an earlier process."""
-        step, alphas, averaged = state["step"], state["alphas"], state["averaged"]
+        step, alphas, errors, averaged = (state[name] for name in ("step", "alphas", "errors", "averaged"))
         if not all(type(count) is int and count >= 0 for count in (step, averaged)):
             raise ValueError(f"a good state of step {step!r:.20}, with an average of {averaged!r:.20} steps")
         if any(type(alpha) is not float or not 0.0 <= alpha <= 1.0 for alpha in alphas.values()):
             raise ValueError(f"a good state with the alphas {alphas!r:.60}")
+        if not all(type(error) is float and 0 <= error < math.inf for error in errors.values()):
+            raise ValueError(f"a good state with the errors {errors!r:.60}")
         found: dict[str, Tensor] = {}
         for name, value in state["tensors"].items():
             parameter = self.parameters[int(name.partition("/")[0])]
@@ -105,7 +110,7 @@ class GoodState:
             found[name] = sharded_like(value.to(parameter.device), parameter) if value.dim() else value
         if {f"{place}/weight" for place in range(len(self.parameters))} - found.keys():
             raise ValueError("a good state without all weights")
-        self.step, self.alphas, self._tensors = step, alphas, found
+        self.step, self.alphas, self.errors, self._tensors = step, alphas, errors, found
         self._numbers = {"scaler": state["scaler"], "averaged": averaged}
         self.buffers.load_state_dict(state["buffers"])
 

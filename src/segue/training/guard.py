@@ -5,18 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from segue.border import Fraction, PositiveFloat, PositiveInt, Unit, checked
 from segue.core.handover import Handover
+from segue.core.tensor_files import full
 from segue.errors import TrainingError
+from segue.phases import alpha_of
+from segue.training.distributed import Processes
+from segue.training.ema import RunningEma
 from segue.training.good_state import GoodState
 from segue.training.spikes import Series, numbers
 
 JUMP = 0.1  # a fall of alpha in one step after which the loss is expected to be another one
 RESPONSIBLE = 0.5  # of the largest growth
 LONGEST = 10**12  # step
+ADVICE = "resume from your last checkpoint"  # outside of fit
 
 
 @checked
@@ -41,6 +49,22 @@ class Guard:
     alpha: Unit = 0.1  # added at the responsible sites, once more with each retry
     slowdown: Fraction = 0.5  # factor of the learning rate after a restore, once more with each retry
     recovery: PositiveInt = 100  # steps in which alphas and the learning rate come back
+
+    @checked
+    def watch(self, handover: Handover, optimizer: Optimizer, *, ema: RunningEma | None = None) -> GuardedSteps:
+        """Guard a loop of one's own, from its first step on or after `segue.load_`; `fit` and the callbacks do this themselves.
+
+            guard = segue.Guard().watch(handover, optimizer)
+            ...
+            loss.backward()
+            if guard(loss):  # otherwise the last good state is back, and this step is left out
+                optimizer.step()
+            optimizer.zero_grad()
+            handover.step()
+
+        It has `state_dict`, `load_state_dict` and `events`. `ema` is an average of the weights, which then goes back too.
+        """
+        return GuardedSteps(self, handover, optimizer, ema)
 
 
 @dataclass(frozen=True)
@@ -67,7 +91,8 @@ class RunningGuard:
     def __init__(self, settings: Guard, good: GoodState, handover: Handover | None) -> None:
         self.settings, self.good, self.handover = settings, good, handover
         self.sites = [] if handover is None else list(handover.seams)
-        self.handing_over = set() if handover is None else {name for name, alpha in handover.alphas.items() if alpha > 0}
+        sites = () if handover is None else handover.sites
+        self.handing_over = {site.name for site in sites if handover and alpha_of(handover.plan, 0.0, site) > 0}
         self.loss, self.divergence = Series(settings.window), Series(settings.window)
         self.usual: list[float] = []  # of each site's error, then of each site's gradient norm
         self.seen = 0  # judged steps since the last jump
@@ -126,14 +151,19 @@ class RunningGuard:
             self._keep(step)
         return None
 
-    def restore(self, spike: Spike, checkpoint: Path | None, where: Callable[[], str]) -> None:
-        """Go back to the last good state, raise alpha at the responsible sites and slow the next steps down."""
+    def restore(self, spike: Spike, advice: str, where: Callable[[], str] | None = None) -> None:
+        """Go back to the last good state, raise alpha at the responsible sites and slow the next steps down.
+
+        The error after the last retry has the advice, and where a value that is not finite comes from.
+        """
         settings, step = self.settings, spike.step
         if self.retries == settings.retries:
-            raise self._exhausted(spike, checkpoint, where)
+            raise self._exhausted(spike, advice, where)
         self.retries += 1
         self.due = step + 1 + settings.every
         self.good.restore()
+        if self.handover is not None:
+            self.handover.local.load_state_dict(self.good.errors)
         sites = self._responsible(spike.growth)
         self._raise(sites)
         self.slow = [step + 1, step + 1 + settings.recovery, settings.slowdown**self.retries]
@@ -147,7 +177,9 @@ class RunningGuard:
         return events
 
     def _keep(self, step: int) -> None:
-        self.good.keep(step, {} if self.handover is None else self.handover.alphas)
+        handover = self.handover
+        known = ({}, {}) if handover is None else (handover.alphas, handover.local.state_dict())
+        self.good.keep(step, *known)
         self.due, self.retries = step + self.settings.every, 0
 
     def _losses(self) -> list[Any]:
@@ -182,13 +214,12 @@ class RunningGuard:
         up = {name: alpha for name, alpha in raised.items() if name in able and alpha > 0}
         self.handover.raise_alpha(up, over=self.settings.recovery)
 
-    def _exhausted(self, spike: Spike, checkpoint: Path | None, where: Callable[[], str]) -> TrainingError:
-        good = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint (give fit a folder)"
-        found = f" {where()}." if spike.kind == "not finite" else ""
+    def _exhausted(self, spike: Spike, advice: str, where: Callable[[], str] | None) -> TrainingError:
+        found = f" {where()}." if where is not None and spike.kind == "not finite" else ""
         return TrainingError(
             f"step {spike.step} fails again, after {self.retries} restores of the state of step {self.good.step}.",
             f"It has {spike}.{found}",
-            f"{good}; lower lr or clip, look at the batches, or let Guard bear more (deviations, retries).",
+            f"{advice}; lower lr or clip, look at the batches, or let Guard bear more (deviations, retries).",
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -218,3 +249,77 @@ class RunningGuard:
         for name in ("usual", "seen", "retries", "due", "slow", "events"):
             setattr(self, name, state[name])
         self._alphas, self._regime = state["alphas"], state["regime"]
+
+
+class GuardedSteps:
+    """The guard of a handover and its optimizer: `if guard(loss): optimizer.step()`."""
+
+    def __init__(self, settings: Guard, handover: Handover, optimizer: Optimizer, ema: RunningEma | None = None) -> None:
+        self.handover, self.parameters = handover, list(handover.parameters())
+        if handover.total_steps is None:
+            raise TrainingError(
+                "a guard needs total_steps.",
+                "What it raises must be back before the end, and the handover does not know how long the run is.",
+                "give replace_(..., total_steps=n), or set handover.total_steps = n first.",
+            )
+        roots = [root for root in (handover.model, handover.auxiliary.original) if root is not None]
+        self.guard = RunningGuard(settings, GoodState(self.parameters, optimizer, roots, None, ema), handover)
+        self.guard.begin(handover.steps_done)
+        handover.rates.slow_down(handover, optimizer, lambda: self.guard.rate(handover.steps_done))
+        self._noted: list[Tensor] = []  # of each batch of this step
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What has been undone: at which step, why, at which sites, and what the guard went back to."""
+        return self.guard.events
+
+    @checked
+    def __call__(self, loss: Tensor) -> bool:
+        """Judge a step by its loss, after backward; return whether to take it, otherwise the last good state is back."""
+        self.add(loss)
+        spike = self.judge()
+        if spike is not None:
+            self.restore(spike)
+        return spike is None
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, errors: dict[str, Tensor] | None = None) -> None:
+        """Note the loss of a batch, and what guidance and distillation add to it: those of `aux_loss`, or errors by site."""
+        parts = self.handover.auxiliary.latest if errors is None else errors
+        none, prefix = torch.zeros((), device=loss.device), "guidance/" if errors is None else ""
+        here = {name: part.detach().float().to(loss.device) for name, part in parts.items()}
+        of_sites = [here.get(prefix + name, none) for name in self.handover.seams]
+        self._noted.append(torch.stack([loss.detach().float(), sum(here.values(), start=none), *of_sites]))
+
+    @torch.no_grad()
+    def judge(self) -> Spike | None:
+        """Return what is wrong with a step, between its last backward and its update; nothing is changed."""
+        if not self._noted:
+            return None
+        noted, self._noted = torch.stack(self._noted).mean(0), []
+        norms = [full(nn.utils.get_total_norm(_gradients(seam.student.parameters()))) for seam in self.handover.seams.values()]
+        bounded = full(nn.utils.get_total_norm(_gradients(self.parameters))).isfinite()
+        numbers = torch.cat([noted, torch.stack([norm.to(noted) for norm in [bounded, *norms]])])
+        processes = Processes.current(noted.device)
+        means = (processes.total(numbers) / processes.world).tolist()  # the one wait for the device
+        of_guard = 2 + len(norms)
+        measured, (all_bounded, *of_norms) = means[:of_guard], means[of_guard:]
+        finite = math.isfinite(measured[0]) and all_bounded == 1
+        self.guard.begin(self.handover.steps_done)
+        return self.guard.judge(self.handover.steps_done, [*measured, *of_norms], finite=finite)
+
+    def restore(self, spike: Spike) -> None:
+        """Go back to the last good state, raise alpha at the responsible sites and slow the next steps down."""
+        self.guard.restore(spike, ADVICE)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of it, tensors and plain data, for a checkpoint."""
+        return self.guard.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue as an earlier process would have."""
+        self.guard.load_state_dict(state)
+
+
+def _gradients(parameters: Any) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
