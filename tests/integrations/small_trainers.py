@@ -29,7 +29,7 @@ SIZES = {
 }  # fmt: skip
 GUIDANCE = FeatureGuidance(schedule=Constant(alpha=1.0))
 PHASES = (
-    Phase(name="local fit", length=0.25, local=True, lr=2e-2, weight_decay=0.0, warmup=0.5),
+    Phase(name="local fit", length=0.5, local=True, lr=2e-2, weight_decay=0.0, warmup=0.5, split=2, reuse=2),
     Phase(name="handover", length=0.25, schedule=Linear()),
     Phase(name="after", lr=1e-3, guidance=0.1, task=0.5),
 )
@@ -122,12 +122,13 @@ CASES: dict[str, tuple[Any, segue.Plan, Any]] = {
 def train(case: str, folder: Path | str, resume: str | None = None) -> dict[str, Tensor]:
     """Train to the end, from the beginning or from a checkpoint, and return the weights."""
     model, settings, data = CASES[case]
+    splits = any(phase.split > 1 for phase in settings.phases)  # which takes no accumulation
     trainer, _ = made(
         model(),
         settings,
         folder,
         data=data,
-        gradient_accumulation_steps=2,
+        gradient_accumulation_steps=1 if splits else 2,
         save_strategy="steps",
         save_steps=4,
         max_grad_norm=0.5,
@@ -137,7 +138,10 @@ def train(case: str, folder: Path | str, resume: str | None = None) -> dict[str,
 
 
 def resume_all(folder: str) -> None:
-    """Continue every case from the middle of its blend and from behind its takeover; what a process of its own does."""
+    """Continue every case from two checkpoints; what a process of its own does.
+
+    They are of the middle of the blend and of the time after takeover; of the local phase and the blend where there are phases.
+    """
     ends = {}
     for case in CASES:
         for step in (4, 8):
@@ -167,6 +171,37 @@ def fit_locally_alone(folder: Path | str, **changes: Any) -> dict[str, Tensor]:
     phases = (Phase(name="local fit", length=0.5, local=True, split=2, reuse=2), Phase(name="alone"))
     settings = segue.Plan(sites="model.layers.*.self_attn", guidance=FeatureGuidance(), phases=phases)
     return by_sgd(llama(), settings, folder, data=Rows(16, language=True), max_steps=4, **changes)
+
+
+BAD, KEPT = 8, 6  # a bad step, and that of the good state before it
+GUARD = segue.Guard(warmup=3, window=4, every=3, recovery=3, alpha=0.2)
+FALLING = plan(schedule=Linear(until=0.9))
+
+
+@torch.no_grad()
+def explode(model: Any) -> None:
+    """Make a student a thousand times too large."""
+    model.bert.encoder.layer[0].attention.self.student.value.weight.mul_(1e3)
+
+
+class Explode(transformers.TrainerCallback):
+    """Do so before a step."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if state.global_step == BAD:
+            explode(model)
+
+
+def guarded_as_rank(folder: Path) -> dict[str, Tensor]:
+    """Train under a guard as one of two processes."""
+    return guarded_alone(folder / f"guarded {torch.distributed.get_rank()}", ddp_backend="gloo")
+
+
+def guarded_alone(folder: Path | str, **changes: Any) -> dict[str, Tensor]:
+    """Train through a step that goes wrong, and return the weights, and the steps that were undone."""
+    callback = HandoverCallback(FALLING, guard=GUARD)
+    ended = by_sgd(bert(), FALLING, folder, data=Rows(16), callback=callback, callbacks=[Explode()], **changes)
+    return {**ended, "undone": torch.tensor([event["step"] for event in callback.events])}
 
 
 def by_sgd(model: nn.Module, settings: segue.Plan, folder: Path | str, **changes: Any) -> dict[str, Tensor]:

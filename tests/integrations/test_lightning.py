@@ -10,7 +10,7 @@ from segue.errors import CheckpointError, HandoverError, SegueWarning
 from segue.gates import GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.phases import Phase
-from segue.schedules import Constant
+from segue.schedules import Constant, Linear
 from tests.helpers.processes import FreshProcess
 from tests.helpers.tiny import SITES, Net, same_state
 from tests.integrations.small_modules import (
@@ -152,6 +152,73 @@ def test_a_loader_that_resumes_lets_a_run_go_on_in_the_middle_of_an_epoch(tmp_pa
         fit(module, [callback, Save()], tmp_path / str(seed), Places(), resume, accumulate_grad_batches=1, max_epochs=2)
         ends.append(module.state_dict())
     assert same_state(*ends)
+
+
+def test_early_stopping_counts_from_takeover_on(tmp_path):
+    """Upside down, every evaluation is worse than the one before; those of the blend would stop it in the second epoch."""
+    stopping = lightning.pytorch.callbacks.EarlyStopping("validation", mode="max", patience=1)
+    callback = HandoverCallback(plan())  # takes over after 6 of 12 steps, in the second of four epochs
+    run = fit(Module(0.0), [callback, stopping], tmp_path)
+    assert run.global_step == callback.handover.steps_done == 9
+    assert stopping.stopped_epoch == 2
+
+
+BAD, KEPT = 14, 12
+GUARD = segue.Guard(warmup=4, window=6, every=4, recovery=4, alpha=0.2)
+FALLING = plan(schedule=Linear(until=0.9))
+
+
+class Explode(lightning.Callback):
+    """Make a student a thousand times too large before a step."""
+
+    def on_train_batch_start(self, trainer, pl_module, *_):
+        if trainer.global_step == BAD:
+            explode(pl_module.model)
+
+
+@torch.no_grad()
+def explode(model):
+    for parameter in model.blocks[1].attn.student.parameters():
+        parameter.mul_(1e3)
+
+
+def test_a_guarded_lightning_run_is_a_guarded_loop_of_ones_own(tmp_path):
+    module, callback = Module(0.0), HandoverCallback(FALLING, guard=GUARD)
+    changes = {"accumulate_grad_batches": 1, "max_epochs": 2}
+    fit(module, [callback, Explode()], tmp_path, loader(shuffle=False), **changes)
+    model = Net().train()
+    handover = segue.replace_(model, FALLING, total_steps=20)
+    optimizer = torch.optim.AdamW(handover.parameters(), lr=1e-2)
+    guard = GUARD.watch(handover, optimizer)
+    for step, (x, y) in enumerate([*loader(shuffle=False)] * 2):
+        if step == BAD:
+            explode(model)
+        loss = F.cross_entropy(model(x), y) + handover.aux_loss()
+        loss.backward()
+        if guard(loss):
+            optimizer.step()
+        optimizer.zero_grad()
+        handover.step()
+    assert [(event["step"], event["restored"]) for event in guard.events] == [(BAD, KEPT)]
+    assert callback.events == guard.events
+    assert handover.raised == callback.handover.raised != {}
+    assert same_state(module.model.state_dict(), handover.finalize_().state_dict())
+
+
+def test_a_guarded_lightning_run_resumes_bit_for_bit_before_and_after_a_restore(tmp_path):
+    def run(folder, resume=None):
+        torch.manual_seed(3 if resume is None else 4)
+        module, callback = Module(), HandoverCallback(FALLING, guard=GUARD)
+        changes = {"accumulate_grad_batches": 1, "max_epochs": 4, "limit_train_batches": 5}
+        fit(module, [callback, Explode()], tmp_path / folder, resume=resume, **changes)
+        return module.state_dict(), callback.events
+
+    whole, events = run("whole")
+    assert [(event["step"], event["restored"]) for event in events] == [(BAD, KEPT)]
+    for epoch in (1, 2):  # after 10 and 15 steps
+        again, found = run(f"from {epoch}", tmp_path / "whole" / f"epoch={epoch}.ckpt")
+        assert found == events
+        assert same_state(again, whole)
 
 
 def test_a_run_that_stops_before_takeover_is_left_open(tmp_path):

@@ -22,15 +22,24 @@ from segue.schedules import Constant
 from tests.helpers.processes import FreshProcess, Ranks
 from tests.helpers.tiny import same_state
 from tests.integrations.small_trainers import (
+    BAD,
     CASES,
+    FALLING,
+    GUARD,
+    KEPT,
     SITES,
     STEPS,
+    TAKEOVER,
+    Explode,
     Plain,
     Rows,
     bert,
     by_sgd,
+    explode,
     fit_locally_alone,
     fit_locally_as_rank,
+    guarded_alone,
+    guarded_as_rank,
     llama,
     made,
     plan,
@@ -178,17 +187,23 @@ def test_a_forward_that_fails_in_a_local_phase_leaves_the_view_of_the_model(tmp_
 @pytest.mark.slow
 @pytest.mark.processes
 def test_two_processes_train_as_one_that_accumulates(tmp_path):
-    jobs = {"train": partial(train_as_rank, tmp_path), "local fit": partial(fit_locally_as_rank, tmp_path)}
+    jobs = {
+        "train": partial(train_as_rank, tmp_path),
+        "local fit": partial(fit_locally_as_rank, tmp_path),
+        "guarded": partial(guarded_as_rank, tmp_path),
+    }
     ranks = Ranks(jobs, tmp_path)
     whole = {
         "train": train_alone(tmp_path / "alone", gradient_accumulation_steps=2),
         "local fit": fit_locally_alone(tmp_path / "alone", per_device_train_batch_size=8),
+        "guarded": guarded_alone(tmp_path / "alone", gradient_accumulation_steps=2),
     }
     for job, alone in whole.items():
         first, second = ranks[job]
         assert same_state(first, second)
         for name, x in first.items():
             torch.testing.assert_close(x, alone[name], rtol=1e-4, atol=1e-6)
+    assert whole["guarded"]["undone"].tolist() == [BAD]
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +217,7 @@ def resumed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("step", [4, 8], ids=["in the blend", "after takeover"])
+@pytest.mark.parametrize("step", [4, 8])
 @pytest.mark.parametrize("case", CASES)
 def test_a_trainers_own_checkpoint_continues_bit_for_bit_in_a_fresh_process(case, step, resumed):
     whole, ends = resumed
@@ -236,6 +251,66 @@ def test_the_best_model_is_one_whose_teachers_are_gone(tmp_path):
     assert max(scores, key=scores.get) not in late  # else this test says nothing
     assert trainer.state.best_global_step == max(late, key=late.get) != STEPS
     assert trainer.evaluate()["eval_loss"] == pytest.approx(max(late.values()), rel=1e-5)
+
+
+def test_early_stopping_counts_from_takeover_on(tmp_path):
+    """Upside down, every evaluation is worse than the one before; those of the blend would stop it at step 2."""
+    changes = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    upside_down = {"metric_for_best_model": "eval_loss", "greater_is_better": True, "load_best_model_at_end": True}
+    stopping = transformers.EarlyStoppingCallback(early_stopping_patience=1)
+    trainer, callback = made(bert(), plan(), tmp_path, callbacks=[stopping], **changes, **upside_down)
+    trainer.train()
+    assert TAKEOVER < trainer.state.global_step < STEPS
+    assert trainer.state.best_global_step == trainer.state.global_step - 1
+    assert callback.handover.model.segue["step"] == trainer.state.global_step
+
+
+def test_a_guarded_trainer_is_a_guarded_loop_of_ones_own(tmp_path):
+    model = bert()
+    other = copy.deepcopy(model).train()
+    callback = HandoverCallback(FALLING, guard=GUARD)
+    ended = by_sgd(model, FALLING, tmp_path, callback=callback, callbacks=[Explode()])
+    handover = segue.replace_(other, FALLING, total_steps=STEPS)
+    optimizer = torch.optim.SGD(handover.parameters(), lr=1e-2)
+    guard = GUARD.watch(handover, optimizer)
+    for step, batch in enumerate((list(DataLoader(Rows(), batch_size=4)) * STEPS)[:STEPS]):
+        if step == BAD:
+            explode(other)
+        loss = other(**batch).loss + handover.aux_loss(batch["attention_mask"])
+        loss.backward()
+        if guard(loss):
+            optimizer.step()
+        optimizer.zero_grad()
+        handover.step()
+    assert [(event["step"], event["restored"]) for event in guard.events] == [(BAD, KEPT)]
+    assert [event["sites"] for event in callback.events] == [event["sites"] for event in guard.events]
+    assert handover.raised == callback.handover.raised != {}
+    for name, x in handover.finalize_().state_dict().items():
+        torch.testing.assert_close(ended[name], x, rtol=1e-4, atol=1e-6)
+
+
+def test_a_guarded_trainer_resumes_bit_for_bit_before_and_after_a_restore(tmp_path):
+    def run(folder, resume=None):
+        callback = HandoverCallback(FALLING, guard=GUARD)
+        changes = {"save_strategy": "steps", "save_steps": 1, "max_grad_norm": 0.5, "callbacks": [Explode()]}
+        trainer, _ = made(bert(0.1), callback.plan, tmp_path / folder, callback=callback, **changes)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.model.state_dict(), callback.events
+
+    whole, events = run("whole")
+    assert [(event["step"], event["restored"]) for event in events] == [(BAD, KEPT)]
+    for step in (BAD - 1, BAD + 1):
+        again, found = run(f"from {step}", str(tmp_path / "whole" / f"checkpoint-{step}"))
+        assert found == events
+        assert same_state(again, whole)
+
+
+def test_a_guard_that_cannot_see_the_loss_or_scale_it_is_refused(tmp_path):
+    trainer, _ = made(bert(), None, tmp_path, callback=HandoverCallback(plan(guidance=None), guard=GUARD), label_smoothing_factor=0.1)
+    with pytest.raises(HandoverError, match="the guard cannot see the loss"):
+        trainer.train()
+    with pytest.raises(HandoverError, match="does not support fp16"):
+        HandoverCallback(plan(), guard=GUARD).refuse_unfit(accumulate=1, scaled=True)
 
 
 def test_a_model_saved_in_the_middle_holds_both_sides(tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from segue.border import checked
@@ -137,6 +138,8 @@ class HandoverCallback(Driver, Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Take a step of the handover, once per optimizer step."""
         if self.running and trainer.global_step > self.handover.steps_done:
+            if any(alpha > 0 for alpha in self.handover.alphas.values()):
+                _forget_scores(trainer)
             self.handover.step()
             pl_module.log_dict(self.metrics())
 
@@ -160,6 +163,13 @@ class HandoverCallback(Driver, Callback):
             if self._loaded is not None and not self._kept:  # of a run that was already at its end
                 self.on_train_start(trainer, pl_module)
             self.finish_()
+
+
+def _forget_scores(trainer: Any) -> None:
+    """Let early stopping count from takeover on: a good score of the blend is its teachers'."""
+    for stopping in trainer.early_stopping_callbacks:
+        stopping.wait_count = 0
+        stopping.best_score = torch.tensor(torch.inf if stopping.mode == "min" else -torch.inf)
 
 
 def _allow_released(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
