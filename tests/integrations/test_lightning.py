@@ -155,10 +155,15 @@ def test_a_loader_that_resumes_lets_a_run_go_on_in_the_middle_of_an_epoch(tmp_pa
 
 
 def test_early_stopping_counts_from_takeover_on(tmp_path):
-    """Upside down, every evaluation is worse than the one before; those of the blend would stop it in the second epoch."""
-    stopping = lightning.pytorch.callbacks.EarlyStopping("validation", mode="max", patience=1)
+    """Every evaluation is worse than the one before; those of the blend would stop it in the second epoch."""
+
+    class Worse(Module):
+        def validation_step(self, batch, batch_idx):
+            self.log("validation", float(self.trainer.global_step))
+
+    stopping = lightning.pytorch.callbacks.EarlyStopping("validation", patience=1)
     callback = HandoverCallback(plan())  # takes over after 6 of 12 steps, in the second of four epochs
-    run = fit(Module(0.0), [callback, stopping], tmp_path)
+    run = fit(Worse(0.0), [callback, stopping], tmp_path)
     assert run.global_step == callback.handover.steps_done == 9
     assert stopping.stopped_epoch == 2
 
