@@ -306,7 +306,9 @@ def test_a_guarded_trainer_resumes_bit_for_bit_before_and_after_a_restore(tmp_pa
 
 
 def test_a_guard_that_cannot_see_the_loss_or_scale_it_is_refused(tmp_path):
-    trainer, _ = made(bert(), None, tmp_path, callback=HandoverCallback(plan(guidance=None), guard=GUARD), label_smoothing_factor=0.1)
+    trainer, _ = made(
+        bert(), None, tmp_path, callback=HandoverCallback(plan(guidance=None), guard=GUARD), label_smoothing_factor=0.1
+    )
     with pytest.raises(HandoverError, match="the guard cannot see the loss"):
         trainer.train()
     with pytest.raises(HandoverError, match="does not support fp16"):

@@ -139,7 +139,13 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
         "progress": None,
     },
     "segue.Guard": of(),
+    "segue.Guard.watch": lambda _: {
+        "self": segue.Guard(),
+        "handover": (running := handover()),
+        "optimizer": torch.optim.SGD(running.parameters()),
+    },
     "segue.Ema": of(),
+    "segue.Ema.watch": lambda _: {"self": segue.Ema(), "handover": handover()},
     "segue.EarlyStopping": of(score="accuracy"),
     "segue.Recipe": of(steps=2),
     "segue.Recipe.optimizer": lambda _: {"self": Recipe(steps=2), "named": [*Net().named_parameters()]},

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import segue
-from segue.errors import TrainingError
+from segue.errors import HandoverError, TrainingError
 from segue.phases import Phase
 from tests.helpers.tiny import SITES, Net, same_state
 from tests.training.fit_cases import fit
@@ -111,7 +111,7 @@ def test_a_step_inside_the_closure_of_another_is_slowed_down_once():
 
 def test_a_guard_of_a_run_without_a_length_is_refused():
     handover = segue.replace_(model := Net(), HALF)
-    with pytest.raises(TrainingError, match="a guard needs total_steps"):
+    with pytest.raises(HandoverError, match="a guard needs total_steps"):
         GUARD.watch(handover, torch.optim.SGD(model.parameters()))
 
 

@@ -33,11 +33,11 @@ class Ema:
     def watch(self, handover: Handover) -> RunningEma:
         """Average what a handover trains, in a loop of one's own; `fit` does this itself.
 
-            ema = segue.Ema().watch(handover)
-            ...
-            ema.update()  # after every step that was taken
-            with ema.applied(), handover.as_student():
-                ...  # evaluate; ema.apply() gives the model the averaged weights for good
+        ema = segue.Ema().watch(handover)
+        ...
+        ema.update()  # after every step that was taken
+        with ema.applied(), handover.as_student():
+            ...  # evaluate; ema.apply() gives the model the averaged weights for good
         """
         return RunningEma(self, list(handover.parameters()), handover.model)
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 from segue.border import Fraction, PositiveFloat, PositiveInt, Unit, checked
 from segue.core.handover import Handover
 from segue.core.tensor_files import full
-from segue.errors import TrainingError
+from segue.errors import HandoverError, TrainingError
 from segue.phases import alpha_of
 from segue.training.distributed import Processes
 from segue.training.ema import RunningEma
@@ -257,7 +257,7 @@ class GuardedSteps:
     def __init__(self, settings: Guard, handover: Handover, optimizer: Optimizer, ema: RunningEma | None = None) -> None:
         self.handover, self.parameters = handover, list(handover.parameters())
         if handover.total_steps is None:
-            raise TrainingError(
+            raise HandoverError(
                 "a guard needs total_steps.",
                 "What it raises must be back before the end, and the handover does not know how long the run is.",
                 "give replace_(..., total_steps=n), or set handover.total_steps = n first.",
