@@ -314,6 +314,7 @@ NOT_CALLED_BY_USERS = {
     r"segue\.students\.(\w+\.mixer|AttentionCall|(AttentionInterface|ByName)(\..*)?|read_mask)": CONTRACT,
     r"segue\.Classification\.scores|segue\.lab\.small_vit\.VisionTransformer\.forward": CONTRACT,
     r"segue\.integrations\.\w+\.\w+\.(on_\w+|setup|aux_loss|set_step|start_|optimizer|update|refuse_unfit)": FRAMEWORK,
+    r"segue\.integrations\.\w+\.\w+\.(watch|note)": FRAMEWORK,
     r"segue\.lab\.tasks\.SentenceTask\.load": "needs files of a pretrained model; ImageTask.load is the same code",
     r"segue\.similarity\.(samples|move_features|feature_axis|as_real)": CONTRACT,
     r"segue\.errors\..*": "makes the errors themselves",

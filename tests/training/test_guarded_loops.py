@@ -97,18 +97,6 @@ def test_a_phase_and_a_guard_decide_the_rate_together(order):
     assert seen == [0.5, *(0.5 * factor for factor in (0.5, 0.625, 0.75, 0.875)), 0.25, 0.25]
 
 
-def test_a_step_inside_the_closure_of_another_is_slowed_down_once():
-    """As Lightning takes the updates of a local phase: the outer step has set its rate already."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-    handover = segue.replace_(model, segue.Plan(sites="0"), total_steps=8)
-    optimizer, seen = torch.optim.SGD(handover.parameters(), lr=0.25), []
-    handover.rates.slow_down(handover, optimizer, lambda: 0.5)
-    optimizer.register_step_pre_hook(lambda *_: seen.append(optimizer.param_groups[0]["lr"]))
-    optimizer.step(lambda: optimizer.step())
-    assert seen == [0.125, 0.125]
-    assert optimizer.param_groups[0]["lr"] == 0.25
-
-
 def test_a_guard_of_a_run_without_a_length_is_refused():
     handover = segue.replace_(model := Net(), HALF)
     with pytest.raises(HandoverError, match="a guard needs total_steps"):
