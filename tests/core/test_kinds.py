@@ -1,8 +1,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import segue
+from segue.core import kinds
 from segue.core.kinds import copied_parameters
 from tests.helpers.tiny import SITES, start
 
@@ -56,3 +59,55 @@ def test_groups_by_kind_hold_every_parameter_once():
     assert len(grouped) == len({id(p) for p in grouped})
     assert {group["kind"] for group in groups} == {"new", "backbone"}
     assert all((group["weight_decay"] > 0) == (group["params"][0].dim() > 1) for group in groups)
+
+
+def _holding(**parameters: torch.Tensor) -> nn.Module:
+    module = nn.Module()
+    for name, value in parameters.items():
+        module.register_parameter(name, nn.Parameter(value, requires_grad=value.is_floating_point() or value.is_complex()))
+    return module
+
+
+def test_complex_and_integer_parameters_are_sorted_too():
+    torch.manual_seed(0)
+    filters, other = (torch.randn(4, 3, dtype=torch.cfloat) for _ in range(2))
+    student = _holding(copied=filters.clone(), new=other, packed=torch.arange(8))
+    assert copied_parameters(student, _holding(filters=filters, packed=torch.arange(8))) == {"copied"}
+    model = nn.Sequential(nn.Linear(4, 4))
+    handover = segue.replace_(model, segue.Plan(sites="0", student=lambda teacher, _: student))
+    assert handover.parameter_kinds()["0.copied"] == "new"
+
+
+def test_few_numbers_in_bfloat16_are_not_taken_for_a_teachers():
+    torch.manual_seed(0)
+    teacher = _holding(weight=torch.randn(4096).bfloat16(), bias=torch.randn(4096).bfloat16())
+    news = {f"new{index}": torch.randn(4).bfloat16() for index in range(20)}
+    runs = {"run": teacher.bias[64:96].detach().clone(), "odd": teacher.weight[7:20].detach().clone()}
+    repeated = teacher.weight[:32].detach().reshape(2, 16).repeat(1, 2).flatten()  # a head for two
+    assert copied_parameters(_holding(**news, **runs, repeated=repeated), teacher) == {*runs, "repeated"}
+
+
+@pytest.mark.parametrize("shape", [(512, 512), (2048, 1024)])
+def test_rounding_in_another_order_is_no_difference(shape):
+    torch.manual_seed(0)
+    teacher = _holding(weight=torch.randn(*shape))  # transformers' Conv1D has its weight transposed
+    assert copied_parameters(_holding(weight=teacher.weight.detach().T.contiguous()), teacher) == {"weight"}
+
+
+def test_a_large_matrix_is_compared_in_parts(monkeypatch):
+    teacher = _holding(weight=torch.randn(37, 11))
+    student = _holding(same=teacher.weight.detach().clone(), turned=teacher.weight.detach().T.clone(), new=torch.randn(37, 11))
+    monkeypatch.setattr(kinds, "CHUNK", 30)
+    assert copied_parameters(student, teacher) == {"same", "turned"}
+
+
+def test_a_sharded_teacher_is_read_whole(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        weight = torch.randn(6, 6)
+        teacher = _holding(weight=distribute_tensor(weight, mesh, [Shard(0)]))
+        assert copied_parameters(_holding(weight=distribute_tensor(weight, mesh, [Shard(0)])), teacher) == {"weight"}
+        assert copied_parameters(_holding(weight=distribute_tensor(weight + 1, mesh, [Shard(0)])), teacher) == set()
+    finally:
+        torch.distributed.destroy_process_group()
