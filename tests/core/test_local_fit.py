@@ -326,3 +326,18 @@ def test_several_processes_are_sent_to_fit(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(HandoverError, match="is for one process"):
         features.losses()
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_updates_compute_as_the_forward_did_when_autocast_has_ended(split):
+    """Hugging Face's Trainer leaves autocast with the forward of the model."""
+    found = []
+    for ended in (False, True):
+        handover = start(plan())
+        with torch.autocast("cpu", torch.bfloat16):
+            with handover.features() as features:
+                handover.model(batch(0)[0])
+            losses = [] if ended else list(features.losses(split=split))
+        found.append(losses or list(features.losses(split=split)))
+        assert all(call.output.dtype == torch.bfloat16 for calls in features.calls.values() for call in calls)
+    assert same_bits(*(torch.stack(losses) for losses in found))

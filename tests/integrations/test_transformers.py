@@ -140,21 +140,22 @@ def local_fit(sites, **local):
     return segue.Plan(sites=sites, guidance=FeatureGuidance(), phases=phases)
 
 
-@pytest.mark.parametrize("kind", [llama, Plain])
-def test_several_updates_in_a_local_phase_are_those_of_a_loop_of_ones_own(kind, tmp_path):
+@pytest.mark.parametrize(("kind", "half"), [(llama, False), (Plain, False), (llama, True)])
+def test_several_updates_in_a_local_phase_are_those_of_a_loop_of_ones_own(kind, half, tmp_path):
     data, sites = (Rows(language=True), "model.layers.*.self_attn") if kind is llama else (Rows(), "site")
     model = kind()
     other = copy.deepcopy(model).train()
-    ended = by_sgd(model, local_fit(sites), tmp_path, data=data, max_steps=4)
+    ended = by_sgd(model, local_fit(sites), tmp_path, data=data, max_steps=4, bf16=half)
     handover = segue.replace_(other, local_fit(sites), total_steps=4)
     optimizer = torch.optim.SGD(handover.parameters(), lr=1e-2)
     for batch in list(DataLoader(data, batch_size=4))[:4]:
         if handover.phase.local:
-            with handover.features(batch["attention_mask"]) as features:
+            with handover.features(batch["attention_mask"]) as features, torch.autocast("cpu", enabled=half):
                 other(**batch)
             losses = features.losses()
         else:
-            losses = [other(**batch)["loss"]]
+            with torch.autocast("cpu", enabled=half):
+                losses = [other(**batch)["loss"]]
         for loss in losses:
             loss.backward()
             optimizer.step()

@@ -10,6 +10,7 @@ import segue
 from segue.errors import ConfigError, TrainingError
 from segue.losses import FeatureGuidance
 from segue.phases import Phase
+from segue.training import distributed
 from segue.training.distributed import Processes
 from segue.training.local_step import parts_of, refuse_unfit
 from segue.training.recipe import Recipe
@@ -142,6 +143,21 @@ def test_a_run_whose_sites_all_rest_goes_on():
     fitted = fit(Net(), plan(tolerance=100.0), evaluations=0)
     assert fitted.handover.steps_done == 6
     assert fitted.skipped == 0
+
+
+@pytest.mark.parametrize("how", [{}, {"guard": segue.Guard()}])
+def test_a_gradient_scaler_goes_on_where_all_sites_rest(how, monkeypatch):
+    """fp16 needs a GPU, its scaler does not."""
+    make = distributed.accelerator
+
+    def scaled(*args):
+        made = make(*args)
+        made.native_amp, made.state._mixed_precision = True, "fp16"
+        made.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        return made
+
+    monkeypatch.setattr(distributed, "accelerator", scaled)
+    assert fit(Net(), plan(tolerance=1e6), recipe=Recipe(steps=6, **how)).skipped == 0
 
 
 def test_a_backbone_that_would_train_rests_where_the_phase_has_no_task():

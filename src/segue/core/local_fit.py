@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +76,13 @@ class Call:
     kwargs: dict[str, Any]
     rows: int
     without_cache: bool
+    precision: tuple[str, torch.dtype] | None = None  # of autocast in the forward, which may have ended since: device and type
     first: Tensor | None = None  # the output of the first layer, which shows whether the call can be cut
     output: Any = None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Compute as in the forward."""
+        return nullcontext() if self.precision is None else torch.autocast(self.precision[0], self.precision[1])
 
     def part(self, index: int, parts: int, tree: Any) -> Any:
         """Cut a tree of tensors: those with as many rows as the input."""
@@ -161,10 +166,11 @@ class Features:
     def _pair(self, seam: Seam, call: Call, index: int, parts: int) -> tuple[Tensor, Tensor]:
         self._prove(seam, call, parts)
         args, kwargs, target = call.part(index, parts, (call.args, call.kwargs, call.output))
-        output = seam.call_student(args, kwargs)
-        if not seam.state.compared:
-            merge(target, output, lambda _, s: s, seam.site)
-            seam.configure(compared=True)
+        with call.autocast():
+            output = seam.call_student(args, kwargs)
+            if not seam.state.compared:
+                merge(target, output, lambda _, s: s, seam.site)
+                seam.configure(compared=True)
         return first_floating(target, seam.site), first_floating(output, seam.site)
 
     def _prove(self, seam: Seam, call: Call, parts: int) -> None:
@@ -176,7 +182,7 @@ class Features:
             return
         if not whole or call.without_cache:
             args, kwargs, target = call.part(0, parts, (call.args, call.kwargs, call.first))
-            with torch.no_grad():
+            with torch.no_grad(), call.autocast():
                 try:
                     again = layers_of(seam.require_teacher())[0](*args, **kwargs)
                 except torch.OutOfMemoryError:
@@ -214,7 +220,7 @@ def _listen(features: Features, seam: Seam, copies: _Copies) -> list[RemovableHa
         # the teacher is about to write to a cache, from which the student would read; in training there is no past in it
         without = with_caches(lambda _: None, args, kwargs)
         kept: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(Tensor, copies, without)
-        call = Call(kept[0], kept[1], _rows(args, kwargs), without_cache=without[0] is not args)
+        call = Call(kept[0], kept[1], _rows(args, kwargs), without_cache=without[0] is not args, precision=_precision(kept))
         features.calls.setdefault(name, []).append(call)
 
     def after_first(_module: nn.Module, _args: Any, output: Any) -> None:
@@ -229,6 +235,11 @@ def _listen(features: Features, seam: Seam, copies: _Copies) -> list[RemovableHa
         layers[0].register_forward_hook(after_first),
         layers[-1].register_forward_hook(after),
     ]
+
+
+def _precision(tree: Any) -> tuple[str, torch.dtype] | None:
+    device = next((x.device.type for x in tensors(tree)), "cpu")
+    return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
 
 
 def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

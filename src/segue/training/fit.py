@@ -227,9 +227,11 @@ class Loop:
         if self.buffers is not None:
             self.buffers.keep()
         batches, total, measured = self._backward()
-        self.accelerator.unscale_gradients()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]  # none where all sites rest in a local phase
+        if gradients:  # otherwise a gradient scaler refuses
+            self.accelerator.unscale_gradients()
         norms = self._site_norms()
-        norm = full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+        norm = full(nn.utils.get_total_norm(gradients))
         caught = torch.tensor(float(interruption.caught), device=total.device)
         shared = torch.stack([total, caught, norm.isfinite().to(total)])  # one wait for the device in a step
         if self.guard is not None:
@@ -241,13 +243,14 @@ class Loop:
         if finite and spike is None:
             if self.recipe.clip is not None:
                 nn.utils.clip_grads_with_norm_(self.parameters, self.recipe.clip, norm)
-            self.optimizer.step()
-            taken = not self.optimizer.step_was_skipped
+            if gradients:
+                self.optimizer.step()
+            taken = not (gradients and self.optimizer.step_was_skipped)
         elif self.guard is None and self.recipe.on_nan == "stop":
             raise nonfinite.error(self._search().find(batches, mean), self.done, mean, norm.item(), self.checkpoint)
         else:
             taken = False
-            if scaled:
+            if scaled and gradients:
                 self.accelerator.scaler.update()  # it must forget that it has unscaled these gradients
         if taken:
             self.means.add(mean, norms)
