@@ -127,7 +127,7 @@ def rate(of: HasRate, step: int, steps: int) -> float:
 
 
 def refuse_unfit(phases: Sequence[Phase], guided: bool) -> None:
-    """Refuse phases that do not fill a run, have one name, or fit locally without a guidance."""
+    """Refuse phases that do not fill a run, have one name, cannot adapt, or fit locally without a guidance."""
     known = sum(phase.length for phase in phases if phase.length is not None)
     free = any(phase.length is None for phase in phases)
     if known >= 1 if free else abs(known - 1) > 1e-6:
@@ -135,6 +135,12 @@ def refuse_unfit(phases: Sequence[Phase], guided: bool) -> None:
             "the lengths of the phases must add up to 1.",
             f"They are {', '.join(f'{phase.name} {phase.length}' for phase in phases)}.",
             "give fractions of the run, and leave the length of the last phase out: it takes the rest.",
+        )
+    if own := [phase.name for phase in phases if hasattr(phase.schedule, "observe")]:
+        raise PlanError(
+            f"the schedule of the phase {own[0]!r} has observe().",
+            "A schedule of your own that adapts is told of measurements, and saved, as the only one of a plan.",
+            "give Plan(schedule=...) without phases, or segue.schedules.Adaptive in the phase.",
         )
     names = [phase.name for phase in phases]
     if len(set(names)) < len(names):
@@ -165,7 +171,7 @@ def ends(phases: Sequence[Phase]) -> list[float]:
 def at(phases: Sequence[Phase], progress: float) -> tuple[Phase, float]:
     """Return the phase at a progress of the run, and the progress inside it."""
     index, begin, end = _place(phases, progress)
-    return phases[index], min(1.0, (progress - begin) / (end - begin))
+    return phases[index], min(1.0, (progress - begin) / (end - begin)) if end > begin else 1.0
 
 
 def _place(phases: Sequence[Phase], progress: float) -> tuple[int, float, float]:

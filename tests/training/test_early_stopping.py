@@ -156,7 +156,11 @@ def test_it_needs_a_score():
 
 
 @pytest.mark.parametrize(
-    "change", [{"best": "x"}, {"best": float("nan")}, {"waited": -1}, {"evaluated": 10**9}, {"weights": [torch.zeros(2)]}]
+    "change",
+    [
+        *({"best": "x"}, {"best": float("nan")}, {"best": None}, {"waited": -1}, {"evaluated": 10**9}),
+        {"weights": [torch.zeros(2)]},
+    ],
 )
 def test_a_wrong_state_is_refused(change):
     from types import SimpleNamespace

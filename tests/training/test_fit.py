@@ -99,6 +99,12 @@ def test_bf16_is_torchs_autocast():
     assert all(p.dtype == torch.float32 for p in found.parameters())
 
 
+def test_rates_by_kind_without_a_plan_are_refused_before_anything_happens(tmp_path):
+    with pytest.raises(ConfigError, match=r"Recipe\(lr=Rates\(...\)\) needs a plan"):
+        fit(Net(), None, recipe=Recipe(steps=2, lr=segue.phases.Rates(new=1e-3)), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a device that trains in fp16")
 def test_fp16_on_a_cpu_is_refused_before_anything_happens(tmp_path):
     model = Net().eval()

@@ -192,6 +192,38 @@ def test_features_of_another_model_or_of_other_batches_are_refused(tmp_path):
         assert said in str(caught.value)
 
 
+def test_features_with_another_mask_or_of_a_backbone_that_has_trained_are_refused(tmp_path):
+    fit(begin(), cache=tmp_path / "mask", mask=lambda x: None)
+    with pytest.raises(DataError, match="They differ in: batches"):
+        fit(begin(), cache=tmp_path / "mask", mask=lambda x: torch.ones(x.shape[:2]))
+    handover = start(segue.Plan(sites=SITES, guidance=FeatureGuidance(), train="all"))
+    fit(handover, cache=tmp_path / "model")
+    fit(handover, cache=tmp_path / "model")  # other students, the same features
+    backbone = handover.backbone_that_changes()
+    next(iter(backbone.values())).data.add_(1.0)
+    with pytest.raises(DataError, match="They differ in: model"):
+        fit(handover, cache=tmp_path / "model")
+
+
+class Centred(nn.Linear):
+    """Mixes the samples of a batch."""
+
+    def forward(self, x):
+        return super().forward(x - x.mean(0, keepdim=True))
+
+
+def test_a_cut_is_tried_for_features_that_were_recorded_without_it(tmp_path):
+    def centred():
+        torch.manual_seed(0)
+        return segue.replace_(nn.Sequential(Centred(6, 6), nn.Linear(6, 2)), segue.Plan(sites="0", guidance=FeatureGuidance()))
+
+    batches = [torch.randn(8, 6) for _ in range(2)]
+    fit(centred(), batches, cache=tmp_path, split=1)
+    with pytest.raises(HandoverError, match="a batch cannot be cut at site '0'"):
+        fit(centred(), batches, cache=tmp_path, split=2)
+    fit(centred(), batches, cache=tmp_path, split=1)
+
+
 @pytest.mark.parametrize("how", ["flipped", "cut", "missing", "a folder", "the index"])
 def test_damaged_features_are_refused(tmp_path, how):
     fit(begin(), cache=tmp_path)
@@ -243,7 +275,11 @@ def test_an_update_that_is_not_finite_stops_or_is_left_out():
     assert all(torch.isfinite(value).all() for value in students(handover).values())
 
 
-@pytest.mark.parametrize("setting", [{"accumulate": 2}, {"precision": "bf16"}, {"compile": True}, {"shard": True}])
+UNFIT = [{"accumulate": 2}, {"precision": "bf16"}, {"compile": True}, {"shard": True}]
+UNFIT += [{"guard": segue.Guard()}, {"ema": segue.Ema()}, {"early_stopping": segue.EarlyStopping()}]
+
+
+@pytest.mark.parametrize("setting", UNFIT, ids=lambda setting: "".join(setting))
 def test_settings_without_a_meaning_here_are_refused(setting):
     (name,) = setting
     with pytest.raises(ConfigError, match=rf"does not take Recipe\({name}="):

@@ -1,6 +1,7 @@
 """The guard: injected spikes are undone, and a run without any is the run without a guard."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 import segue
 from segue.errors import ConfigError, TrainingError
 from segue.training import distributed
+from segue.training.good_state import GoodState
+from segue.training.guard import RunningGuard
 from segue.training.tasks import Classification
 from tests.helpers.tiny import SITES, Net, batch, constant, same_state
 from tests.training.fit_cases import CountedBatches, Stop, assert_alike, fit
@@ -346,6 +349,54 @@ def test_a_guard_can_be_added_when_a_run_resumes(tmp_path):
         fit(Net(), HALF, batches, recipe=recipe(None), folder=tmp_path, checkpoint_every=10)
     fitted = fit(Net(), HALF, batches, recipe=recipe(), folder=tmp_path, resume=True)
     assert [(event["step"], event["restored"]) for event in fitted.events] == [(BAD, 10)]
+
+
+def test_a_resumed_run_may_allow_fewer_retries(tmp_path):
+    batches = poisoned(*range(BAD, STEPS), how="nan")
+    with pytest.raises(SystemExit):
+        fit(Net(), HALF, batches, Stop("SIGTERM", BAD + 2), recipe=recipe(copy_of(retries=3)), folder=tmp_path)
+    with pytest.raises(TrainingError, match=r"fails again, after \d restores"):
+        fit(
+            Net(),
+            HALF,
+            batches,
+            Classification(label_smoothing=0.1),
+            recipe=recipe(copy_of(retries=1)),
+            folder=tmp_path,
+            resume=True,
+        )
+
+
+def copy_of(**changes) -> segue.Guard:
+    return dataclasses.replace(GUARD, **changes)
+
+
+HOSTILE = {
+    "slowed down later on": lambda state: state.update(slow=[90, 80, 0.5]),
+    "a number for a weight": lambda state: state["good"]["tensors"].update({"0/weight": torch.tensor(1.0)}),
+    "a number for a moment": lambda state: state["good"]["tensors"].update({"0/optimizer.exp_avg": torch.tensor(1.0)}),
+    "weights of another shape": lambda state: state["good"]["tensors"].update({"0/weight": torch.zeros(2, 2)}),
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_a_state_that_no_guard_has_written_is_refused(how):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(batch(0)[0]).sum().backward()
+    optimizer.step()
+    guard = RunningGuard(GUARD, GoodState(list(model.parameters()), optimizer, [model]), None)
+    guard.begin(0)
+    guard.load_state_dict(state := copy.deepcopy(guard.state_dict()))
+    HOSTILE[how](state)
+    with pytest.raises(ValueError, match=r"slows the training down|a good state with"):
+        guard.load_state_dict(state)
+
+
+def test_a_rate_is_never_below_its_factor():
+    guard = RunningGuard(GUARD, GoodState([], torch.optim.AdamW(Net().parameters()), []), None)
+    guard.slow = [50, 60, 0.5]
+    assert [guard.rate(step) for step in (0, 50, 55, 60)] == [0.5, 0.5, 0.75, 1.0]
 
 
 def test_settings_are_frozen_and_checked():

@@ -34,6 +34,12 @@ def test_every_step_belongs_to_one_phase():
     assert at(THREE, 1.0) == (AFTER, 1.0)
 
 
+def test_a_phase_too_short_for_a_number_does_no_harm():
+    for phases in ((Phase(name="all", length=1.0), Phase(name="b", length=1e-7)), (RAMP, AFTER, Phase(name="b", length=1e-17))):
+        assert at(phases, 1.0) == (phases[-1], 1.0)
+        assert alpha_of(plan(*phases), 1.0, SITE) == 0.0
+
+
 def test_open_lengths_have_the_rest_in_equal_parts():
     parts = [Phase(name=name, length=length) for name, length in (("a", None), ("b", 0.4), ("c", None))]
     assert ends(parts) == pytest.approx([0.3, 0.7, 1.0])
@@ -84,6 +90,18 @@ def test_phases_that_do_not_fit_are_refused(phases, settings, text):
     with pytest.raises(PlanError) as caught:
         plan(*phases, **settings)
     assert text in str(caught.value)
+
+
+def test_a_schedule_that_nobody_would_tell_of_measurements_is_refused():
+    class Own:
+        def __call__(self, progress: float, site: Site) -> float:
+            return 1.0 - progress
+
+        def observe(self, progress: float, similarity: object) -> None: ...
+
+    with pytest.raises(PlanError, match=r"the schedule of the phase 'mine' has observe\(\)"):
+        plan(Phase(name="mine", schedule=Own()))
+    assert segue.Plan(sites=SITES, schedule=Own()).phases == ()
 
 
 def test_only_local_phases_reuse_their_batches():

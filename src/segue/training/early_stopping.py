@@ -108,7 +108,7 @@ class RunningEarlyStopping:
         best, step, waited, evaluated, weights = (
             state[name] for name in ("best", "best_step", "waited", "evaluated", "weights")
         )
-        known = best is None or (
+        known = (best is None and step is None) or (
             type(best) is float and math.isfinite(best) and type(step) is int and 0 <= step <= self.loop.total
         )
         counted = all(type(count) is int and 0 <= count <= self.loop.total for count in (waited, evaluated))

@@ -81,16 +81,20 @@ def recorded(
     """Return the features of batches, from the folder if they are there; those of another model or batches are refused."""
     found = _index_in(folder)
     index: dict[str, Any] = {"format": FORMAT, "model": _hash_of(handover), "batches": []}
+    proved = found is not None and split in (1, found.get("split"))  # that the teachers can be called with parts of a batch
     sites: list[dict[str, Any]] = [{"name": name, "files": []} for name in handover.seams]
     with files.writing(folder):
         for number, batch in enumerate(batches):
-            index["batches"].append(tensor_files.fingerprint({str(i): x for i, x in enumerate(tensors(batch))}))
-            if found is not None:
+            padding = mask(batch)
+            index["batches"].append(tensor_files.fingerprint({str(i): x for i, x in enumerate(tensors((batch, padding)))}))
+            if found is not None and (proved or number):
                 continue
-            features = _features(handover, batch, mask(batch))
+            features = _features(handover, batch, padding)
             if number == 0:  # students and cuts are checked here, where the teachers are
                 with torch.no_grad():
                     features.loss(0, split, measured=False)
+            if found is not None:
+                continue
             for place, site in enumerate(sites):
                 site["files"].append(_write(features, site["name"], folder / str(place) / f"{number}.safetensors"))
         if not index["batches"]:
@@ -98,7 +102,7 @@ def recorded(
         if found is not None:
             _require_same(found, {**index, "sites": list(handover.seams)}, folder)
             return FeatureFiles(folder, found)
-        text = json.dumps({**index, "sites": sites})
+        text = json.dumps({**index, "sites": sites, "split": split})
         (folder / f".{INDEX}").write_text(text, encoding="utf-8")
         os.replace(folder / f".{INDEX}", folder / INDEX)
     return FeatureFiles(folder, json.loads(text))
@@ -145,9 +149,10 @@ def _write(features: Features, name: str, path: Path) -> dict[str, Any]:
 
 
 def _hash_of(handover: Handover) -> str:
-    """Hash the model as it was before its students: teachers, and what is around them."""
-    around = tensor_files.fingerprint(handover.original_backbone())
-    return hashlib.sha256(json.dumps([around, handover.teacher_hashes], sort_keys=True).encode()).hexdigest()
+    """Hash what makes the features: teachers, and what is around them, as it is now."""
+    around = {**handover.original_backbone(), **handover.backbone_that_changes()}
+    known = [tensor_files.fingerprint(around), handover.teacher_hashes]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
 def _index_in(folder: Path) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from segue.core.blending import padding_mask
 from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import full
 from segue.errors import ConfigError
-from segue.phases import course, rate, uses_kinds
+from segue.phases import Rates, course, rate, uses_kinds
 from segue.plan import Plan
 from segue.sites import select
 from segue.training import distributed, local_step, nonfinite
@@ -100,7 +100,7 @@ def fit(
     FSDP2 has sharded it), and what it learned is in the checkpoint. Launched in several processes, each takes its part of
     every batch; with `split_batches=False` each process reads batches of its own.
     """
-    _require_scores(recipe, validation)
+    _require_fit(recipe, plan, validation)
     path = None if folder is None else Path(folder)
     accelerator = distributed.accelerator(recipe, trackers, path)
     processes = Processes(accelerator.device, accelerator.process_index, accelerator.num_processes, split=split_batches)
@@ -132,7 +132,13 @@ def fit(
         return Fit(model, handover, total, per_epoch, log.history, loop.seconds, loop.skipped, *(ends or ()))
 
 
-def _require_scores(recipe: Recipe, validation: Iterable[Any] | None) -> None:
+def _require_fit(recipe: Recipe, plan: Plan | None, validation: Iterable[Any] | None) -> None:
+    if plan is None and isinstance(recipe.lr, Rates):
+        raise ConfigError(
+            "Recipe(lr=Rates(...)) needs a plan.",
+            "Without one no parameter is new, copied or around a site.",
+            "give one number: Recipe(lr=1e-3). Nothing was changed.",
+        )
     if recipe.early_stopping is not None and validation is None:
         raise ConfigError(
             "early stopping needs a score.",

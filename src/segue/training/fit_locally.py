@@ -87,11 +87,12 @@ def _refuse_unfit(handover: Handover, recipe: Recipe) -> None:
         raise HandoverError(
             "fit_locally() is for one process.", "It spreads the sites itself.", "launch one process, and give workers=n."
         )
-    for name, usual in (("accumulate", 1), ("precision", "float32"), ("compile", False), ("shard", False)):
+    single = (("accumulate", 1), ("precision", "float32"), ("compile", False), ("shard", False))
+    for name, usual in (*single, ("guard", None), ("ema", None), ("early_stopping", None)):
         if getattr(recipe, name) != usual:
             raise ConfigError(
                 f"fit_locally() does not take Recipe({name}={getattr(recipe, name)!r}).",
-                "Every update is one of a single student, in the precision of its weights.",
+                "Every update is one of a single student, in the precision of its weights, and nothing is evaluated.",
                 f"leave {name} out. Nothing was changed.",
             )
 

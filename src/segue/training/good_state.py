@@ -103,9 +103,12 @@ class GoodState:
         if not all(type(error) is float and 0 <= error < math.inf for error in errors.values()):
             raise ValueError(f"a good state with the errors {errors!r:.60}")
         found: dict[str, Tensor] = {}
+        live = self._live()  # of an optimizer that has taken its own state
         for name, value in state["tensors"].items():
-            parameter = self.parameters[int(name.partition("/")[0])]
-            if value.dim() and value.shape != parameter.shape:  # an optimizer counts its steps in a single number
+            place, _, what = name.partition("/")
+            parameter = self.parameters[int(place)]
+            number = value.dim() == 0 and what.startswith("optimizer.")  # it counts its steps in a single number
+            if value.shape != (live[name].shape if name in live else value.shape if number else parameter.shape):
                 raise ValueError(f"a good state with {name} of shape {tuple(value.shape)}")
             found[name] = sharded_like(value.to(parameter.device), parameter) if value.dim() else value
         if {f"{place}/weight" for place in range(len(self.parameters))} - found.keys():

@@ -127,7 +127,7 @@ class RunningGuard:
         It is 1 unless the last restore was less than `recovery` steps ago.
         """
         since, until, factor = self.slow
-        return 1.0 if step >= until else factor + (1.0 - factor) * (step - since) / (until - since)
+        return 1.0 if step >= until else factor + (1.0 - factor) * max(0, step - since) / (until - since)
 
     def judge(self, step: int, measured: Sequence[float], *, finite: bool) -> Spike | None:
         """Return what is wrong with a step, before its update; keep a state that has just shown to be good.
@@ -157,7 +157,7 @@ class RunningGuard:
         The error after the last retry has the advice, and where a value that is not finite comes from.
         """
         settings, step = self.settings, spike.step
-        if self.retries == settings.retries:
+        if self.retries >= settings.retries:  # a resume may allow fewer
             raise self._exhausted(spike, advice, where)
         self.retries += 1
         self.due = step + 1 + settings.every
@@ -234,7 +234,8 @@ class RunningGuard:
         if not all(type(count) is int and 0 <= count <= LONGEST for count in counts):
             raise ValueError(f"the guard counts {counts!r:.60}")
         *_, factor = state["slow"]
-        if len(state["slow"]) != 3 or not (type(factor) is float and 0 < factor <= 1):
+        in_order = len(state["slow"]) == 3 and state["slow"][0] <= state["slow"][1]
+        if not (in_order and type(factor) is float and 0 < factor <= 1):
             raise ValueError(f"the guard slows the training down by {state['slow']!r:.60}")
         if len(numbers(state["usual"])) not in (0, 2 * len(self.sites)):
             raise ValueError(f"the guard knows {len(state['usual'])} numbers of {len(self.sites)} sites")
