@@ -147,13 +147,16 @@ def test_the_kept_model_has_the_averaged_or_the_best_weights_that_were_scored(pl
     assert best.ema["loss"] == min(point.ema["loss"] for point in train.points if point.alpha == 0)
 
 
-@pytest.mark.filterwarnings("ignore:the plan's student")
-def test_a_model_with_a_student_of_ones_own_is_kept_too(place):
+@pytest.mark.filterwarnings("ignore:the plan's (student|phases)")
+@pytest.mark.parametrize("part", ["student", "phases"])
+def test_a_model_with_a_part_of_ones_own_is_kept_too(part, place):
     def student(teacher, site):
         return segue.students.Reinit()(teacher, site)
 
-    result = run(config("dcr", plan={"student": student}), place / "own", keep_model=True)
-    model = segue.load_(TASK.load().build(7), place / "own" / "model", student=student).eval()
+    phases = (segue.phases.Phase(name="all", schedule=lambda progress, site: max(0.0, 1 - 2 * progress)),)
+    own = {"student": student} if part == "student" else {"phases": phases}
+    result = run(config("dcr", plan=own), place / f"own {part}", keep_model=True)
+    model = segue.load_(TASK.load().build(7), place / f"own {part}" / "model", **own).eval()
     assert result.train_info.final == scored(model, TASK.load().final)
 
 

@@ -125,7 +125,8 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     result = Result(run_info=_run_info(config, folder), train_info=train_info, meta_info=meta_info_of(begun, processes.world))
     if keep_model:
         plain, _ = teacher_model(config.teacher, folder.parent.parent / "teachers", everything)  # `model` may be sharded
-        own = {part: getattr(config.plan, part) for part in ("student", "gate", "schedule", "guidance", "distill")}
+        parts = ("student", "adapter", "gate", "schedule", "guidance", "distill", "phases")
+        own = {part: getattr(config.plan, part) for part in parts}
         handover: Handover = checkpoint.load_(plain, folder / "checkpoints", **own)  # a lambda cannot be saved by name
         if config.recipe.ema is not None or config.recipe.early_stopping is not None:  # the checkpoint holds the last weights
             handover.model.load_state_dict({name: full(value) for name, value in fitted.model.state_dict().items()})
