@@ -286,7 +286,7 @@ def set_rates(optimizer: Optimizer, base: HasRate | None, phases: Sequence[Phase
         phase, _ = at(phases, min(1.0, step / total))
         decay = base.weight_decay if phase.weight_decay is None and base is not None else phase.weight_decay
         for group in optimizer.param_groups:
-            if decay is not None and group["params"][0].dim() > 1:
+            if decay is not None and any(parameter.dim() > 1 for parameter in group["params"]):
                 group["weight_decay"] = decay
 
 

@@ -67,12 +67,12 @@ def test_the_auxiliary_loss_weighs_as_in_a_loop_of_ones_own(returns, tmp_path):
         torch.testing.assert_close(x, expected[name])
 
 
-@pytest.mark.parametrize("clip", [None, 0.1])
-def test_several_updates_in_a_local_phase_are_those_of_a_loop_of_ones_own(clip, tmp_path):
+@pytest.mark.parametrize(("clip", "how"), [(None, "norm"), (0.1, "norm"), (0.01, "value")])
+def test_several_updates_in_a_local_phase_are_those_of_a_loop_of_ones_own(clip, how, tmp_path):
     phases = (Phase(name="local fit", length=0.5, local=True, split=2, reuse=3, lr=4e-2), Phase(name="alone"))
     settings = segue.Plan(sites=SITES, guidance=FeatureGuidance(), phases=phases)
     module = Module(0.0)
-    changes = {"accumulate_grad_batches": 1, "max_epochs": 1, "gradient_clip_val": clip}
+    changes = {"accumulate_grad_batches": 1, "max_epochs": 1, "gradient_clip_val": clip, "gradient_clip_algorithm": how}
     fit(module, [HandoverCallback(settings)], tmp_path, loader(shuffle=False), **changes)
     model = Net().train()
     handover = segue.replace_(model, settings, total_steps=10)
@@ -88,7 +88,7 @@ def test_several_updates_in_a_local_phase_are_those_of_a_loop_of_ones_own(clip, 
         for loss in losses:
             loss.backward()
             if clip:
-                torch.nn.utils.clip_grad_norm_(handover.parameters(), clip)
+                getattr(torch.nn.utils, f"clip_grad_{how}_")(list(handover.parameters()), clip)
             optimizer.step()
             optimizer.zero_grad()
         handover.step()

@@ -142,6 +142,14 @@ def test_rates_and_decay_of_the_groups():
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3] * 3
 
 
+def test_the_decay_of_a_phase_does_not_depend_on_which_parameter_is_first():
+    bias, weight = torch.zeros(2, requires_grad=True), torch.zeros(2, 2, requires_grad=True)
+    for order in ([bias, weight], [weight, bias]):  # as of AdamW(handover.parameters())
+        optimizer = torch.optim.AdamW(order, weight_decay=0.1)
+        set_rates(optimizer, None, (Phase(name="a", weight_decay=0.0),), 0, 8)
+        assert optimizer.param_groups[0]["weight_decay"] == 0.0
+
+
 def test_rates_need_groups_by_kind():
     optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
     with pytest.raises(PlanError, match=r"no groups for Rates"):

@@ -163,8 +163,8 @@ class Driver:
                 "use bf16, or train by segue.fit. Nothing was changed.",
             )
 
-    def update(self, features: Features, optimizer: Optimizer, clip: float | None) -> Tensor:
-        """Take all updates of a step but the last, whose loss is returned."""
+    def update(self, features: Features, optimizer: Optimizer, clip: float | None, *, each: bool = False) -> Tensor:
+        """Take all updates of a step but the last, whose loss is returned; `clip` is the largest norm, or of `each` number."""
         phase, parameters = self.handover.phase, list(self.handover.parameters())
         assert phase is not None
         processes = Processes.current(parameters[0].device)
@@ -175,7 +175,7 @@ class Driver:
             loss.backward()  # type: ignore[no-untyped-call]
             local_step.average_gradients(parameters, processes.world)
             if clip:
-                nn.utils.clip_grad_norm_(parameters, clip)
+                (nn.utils.clip_grad_value_ if each else nn.utils.clip_grad_norm_)(parameters, clip)
             optimizer.step()
             optimizer.zero_grad()
         loss = features.loss(last[0], phase.split, measured=False) * last[1]

@@ -90,7 +90,8 @@ class HandoverCallback(Driver, Callback):
                 with self.handover.features(mask) as features:
                     result = plain(*args, **kwargs)
                 trainer = pl_module.trainer
-                aux = self.update(features, trainer.optimizers[0], trainer.gradient_clip_val)
+                each = trainer.gradient_clip_algorithm == "value"
+                aux = self.update(features, trainer.optimizers[0], trainer.gradient_clip_val, each=each)
             else:
                 result = plain(*args, **kwargs)
                 if not self.running or result is None:
