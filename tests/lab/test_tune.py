@@ -144,6 +144,21 @@ def test_a_diverged_trial_counts_as_the_worst_and_a_failed_one_stops_the_search(
     assert not (tmp_path / "b" / FILE).exists()
 
 
+def test_trials_of_other_settings_that_diverged_are_tried_again(experiment, tmp_path, monkeypatch):
+    """A run that diverges before its first checkpoint leaves no config.json that would refuse them."""
+    tried = []
+
+    def diverging(jobs, out, workers):
+        tried.append(list(jobs))
+        yield from (Outcome(name, False, 0.0, "TrainingError: the loss is inf.") for name in jobs)
+
+    monkeypatch.setattr("segue.lab.grid._in_processes", diverging)
+    for share in (0.5, 0.5, 1.0):
+        assert tune(experiment, tmp_path, tuning=replace(TUNING, trials=3, steps_share=share)) == []
+    assert len(tried) == 2
+    assert tried[0] == tried[1]
+
+
 def test_trials_of_other_settings_are_refused(finished, experiment):
     with pytest.raises(ConfigError, match="belongs to another run"):
         tune(experiment, finished, tuning=replace(TUNING, steps_share=1.0))

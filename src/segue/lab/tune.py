@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from segue.border import Fraction, PositiveInt, Rule, checked
 from segue.errors import ConfigError, ResultError, nearest
-from segue.lab.config import Choice, Run, setting
+from segue.lab.config import Choice, Run, config_hash, setting
 from segue.lab.experiment import Change, Experiment, choice_from_dict
 from segue.lab.grid import Engine, Jobs, Outcome, run_jobs
 from segue.lab.run import is_finished
@@ -105,10 +105,11 @@ def tune(
     while True:
         replays = [replay(len(arm.axes), tuning.trials, partial(_score, arm, out, known)) for arm in arms]
         jobs: Jobs = {}
+        runs: dict[str, Run] = {}
         for arm, (_, waiting) in zip(arms, replays, strict=True):
             for change in (change for point in waiting for change in arm.changes(point)):
-                if (name := change(arm.run).name) not in known:
-                    jobs[name] = replace(experiment, changes=(change,))
+                if (run := change(arm.run)).name not in known:
+                    jobs[run.name], runs[run.name] = replace(experiment, changes=(change,)), run
         if not jobs:
             break
         done = sum(len(tried) for tried, _ in replays)
@@ -116,8 +117,9 @@ def tune(
         outcomes = run_jobs(title, jobs, out, workers=workers, engine=engine)
         for outcome in outcomes:
             if "TrainingError" in outcome.why:
-                results.write_json({"why": outcome.why}, out / outcome.name / DIVERGED)
-        if failed := [outcome for outcome in outcomes if not (outcome.ok or (out / outcome.name / DIVERGED).exists())]:
+                mark = {"why": outcome.why, "config_hash": config_hash(runs[outcome.name])}
+                results.write_json(mark, out / outcome.name / DIVERGED)
+        if failed := [outcome for outcome in outcomes if not (outcome.ok or _diverged(runs[outcome.name], out))]:
             return failed
     methods = [_described(arm, tried, known) for arm, (tried, _) in zip(arms, replays, strict=True)]
     results.write_json({"format": FORMAT, **experiment.to_dict(), **asdict(tuning), "methods": methods}, out / FILE)
@@ -219,9 +221,15 @@ def _score(arm: Arm, out: Path, known: dict[str, float | None], point: Point) ->
         if is_finished(run, folder):
             result = results.read(folder / results.FILE)
             known[run.name] = result.train_info.final[result.train_info.score]
-        elif (folder / DIVERGED).exists():
+        elif _diverged(run, out):
             known[run.name] = None
     return all(run.name in known for run in runs), mean([known.get(run.name) for run in runs])
+
+
+def _diverged(run: Run, out: Path) -> bool:
+    """Return whether a run of this very configuration, which is not kept in its folder, ended in inf or NaN."""
+    mark = out / run.name / DIVERGED
+    return mark.exists() and bool(results.read_json(mark, "config_hash")["config_hash"] == config_hash(run))
 
 
 def mean(scores: list[float | None]) -> float | None:
