@@ -1,6 +1,7 @@
 """A handover resumes with the plan, the length and the optimizer of its checkpoint, or is told what differs."""
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -90,6 +91,17 @@ def test_another_length_is_refused(tmp_path):
     assert segue.load_(handover, tmp_path, allow_changes=("total_steps",)).total_steps == 20
     unknown = segue.replace_(Net().train(), PLAN)
     assert segue.load_(unknown, tmp_path).total_steps == 10
+
+
+def test_of_a_long_setting_the_part_that_differs_is_shown():
+    def phases(**settings):
+        named = [{"kind": "phases.Phase", "name": "a phase", **dict.fromkeys("bcdefghijkl", 1.0)} for _ in range(3)]
+        return {"plan.phases": [named[0], {**named[1], "lr": None, **settings}, named[2]]}
+
+    with pytest.raises(CheckpointError, match=re.escape("Saved -> given: plan.phases.1.lr: None -> 0.001.")):
+        changes.require_same(phases(), phases(lr=1e-3), ())
+    with pytest.raises(CheckpointError, match=re.escape("plan.phases: [Phase(name='a phase', b=1.0")):
+        changes.require_same(phases(), {"plan.phases": []}, ())
 
 
 def test_all_differences_are_in_one_list(tmp_path):

@@ -102,7 +102,7 @@ def require_same(saved: Mapping[str, Any], given: Mapping[str, Any], allow_chang
     both = [name for name in given if name in saved and not allows(allow_changes, name)]
     if not (different := [name for name in both if saved[name] != given[name]]):
         return
-    listed = "; ".join(f"{name}: {_shown(saved[name])} -> {_shown(given[name])}" for name in different)
+    listed = "; ".join(text for name in different for text in _differences(name, saved[name], given[name]))
     names = ", ".join(map(repr, different)) + ("," if len(different) == 1 else "")
     options = " ".join(f"--allow-changes {name}" for name in different)
     raise CheckpointError(
@@ -129,6 +129,21 @@ def _own_names(value: Any) -> Any:
     if isinstance(name := value.get("unsaved"), str):
         found["unsaved"] = name.rpartition("<locals>.")[2]
     return found
+
+
+def _differences(name: str, saved: Any, given: Any) -> list[str]:
+    """Describe how a setting differs; of one that is too long to show, such as phases, only the parts that do."""
+    if saved == given:
+        return []
+    long = max(len(_text(saved)), len(_text(given))) > LONGEST
+    parts: list[tuple[str, Any, Any]] = []
+    if long and isinstance(saved, list) and isinstance(given, list) and len(saved) == len(given):
+        parts = [(str(index), *pair) for index, pair in enumerate(zip(saved, given, strict=True))]
+    elif long and isinstance(saved, dict) and isinstance(given, dict) and saved.keys() == given.keys():
+        parts = [(key, saved[key], given[key]) for key in saved]
+    if not parts:
+        return [f"{name}: {_shown(saved)} -> {_shown(given)}"]
+    return [text for key, before, now in parts for text in _differences(f"{name}.{key}", before, now)]
 
 
 def _shown(value: Any) -> str:
