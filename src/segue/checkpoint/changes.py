@@ -132,14 +132,14 @@ def _own_names(value: Any) -> Any:
 
 
 def _differences(name: str, saved: Any, given: Any) -> list[str]:
-    """Describe how a setting differs; of one that is too long to show, such as phases, only the parts that do."""
+    """Describe how a setting differs; where that is beyond what is shown, as of phases, by the parts that do."""
     if saved == given:
         return []
-    long = max(len(_text(saved)), len(_text(given))) > LONGEST
+    alike = _shown(saved) == _shown(given)
     parts: list[tuple[str, Any, Any]] = []
-    if long and isinstance(saved, list) and isinstance(given, list) and len(saved) == len(given):
+    if alike and isinstance(saved, list) and isinstance(given, list) and len(saved) == len(given):
         parts = [(str(index), *pair) for index, pair in enumerate(zip(saved, given, strict=True))]
-    elif long and isinstance(saved, dict) and isinstance(given, dict) and saved.keys() == given.keys():
+    elif alike and isinstance(saved, dict) and isinstance(given, dict) and saved.keys() == given.keys():
         parts = [(key, saved[key], given[key]) for key in saved]
     if not parts:
         return [f"{name}: {_shown(saved)} -> {_shown(given)}"]

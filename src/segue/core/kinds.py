@@ -75,7 +75,7 @@ def _sums(matrix: Tensor, *, columns: bool = False) -> Sums:
     length = matrix.shape[0 if columns else 1]
     factors = torch.rand(length, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.5
     step = max(1, CHUNK // matrix.shape[1])
-    parts = ((chunk.to("cpu", torch.float64, copy=True), place * step) for place, chunk in enumerate(matrix.split(step)))
+    parts = ((chunk.to("cpu", torch.float64, copy=True), place * step) for place, chunk in enumerate(torch.split(matrix, step)))
     if not columns:
         pairs = [(chunk @ factors, chunk.abs_() @ factors) for chunk, _ in parts]
         return torch.cat([total for total, _ in pairs]), torch.cat([size for _, size in pairs])
