@@ -308,7 +308,7 @@ NOT_CALLED_BY_USERS = {
     r"segue\.reporting\.records\.(Result|RunInfo|TrainInfo|Point)": RESULT,
     r"segue\.data\.(Examples|Dataset|TextDataset)": RESULT,
     r"segue\.Handover": "made by replace_",
-    r"segue\.Handover\.(end|recording|require_running|require_teachers|resume_at)": "called by Segue's own measurements and checkpoints",
+    r"segue\.Handover\.(end|recording|require_running|require_teachers|resume_at)": "called by Segue itself",
     r"segue\.gates\.(Noise.*|\w+\.(outcomes|nodes))": CONTRACT,
     r"segue\.schedules\.(is_hold|\w+\.is_hold|alpha_at)|segue\.losses\.weight_at": CONTRACT,
     r"segue\.students\.(\w+\.mixer|AttentionCall|(AttentionInterface|ByName)(\..*)?|read_mask)": CONTRACT,
