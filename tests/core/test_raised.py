@@ -140,3 +140,14 @@ def test_a_file_that_raises_what_cannot_be_is_refused(raised, tmp_path):
     with pytest.raises(CheckpointError, match="cannot be understood"):
         segue.load_(other, place)
     assert (other.steps_done, other.raised) == (0, {})
+
+
+def test_a_run_that_is_shortened_ends_without_a_raised_alpha():
+    handover = start(segue.Plan(sites=SITES, schedule=segue.schedules.Linear(until=0.1)), total_steps=100)
+    optimizer = optimizer_for(handover)
+    train(handover, optimizer, 10)
+    handover.raise_alpha({handover.sites[0].name: 0.5}, over=40)
+    handover.total_steps = 12
+    train(handover, optimizer, 2)
+    assert set(handover.alphas.values()) == {0.0}
+    handover.finalize_()

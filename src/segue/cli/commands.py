@@ -96,7 +96,7 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps of each run.")] = 320,
     teacher_steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps of the teacher.")] = 500,
 ) -> None:
-    """Compare the paper's seven methods and a local fit on embedded data: a table, figures and a report in about three minutes."""
+    """Compare the paper's methods and a local fit on embedded data: a table, figures and a report in about three minutes."""
     from segue.cli.demo import show
 
     options = {"seeds": seeds, "steps": steps, "teacher_steps": teacher_steps}

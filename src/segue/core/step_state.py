@@ -65,9 +65,10 @@ def step_state(
     """Ask schedule, gate and losses about a step; change nothing, and refuse values that make no sense.
 
     `adapted` has the alphas that a closed loop has reached, by site; without them an adaptive schedule takes its slowest way.
-    `raised` has the sites whose alpha a guard has raised for a while.
+    `raised` has the sites whose alpha a guard has raised for a while, at most until the run ends.
     """
     progress = progress_at(step, total)
+    raised = raised if progress < 1 else NOTHING
     states = {site.name: _at(plan, site, step, progress, adapted, raised.get(site.name)) for site in sites}
     return StepState(states, distill_of(plan, progress, sites[0]))
 
