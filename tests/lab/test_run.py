@@ -207,10 +207,12 @@ def test_a_folder_with_another_configuration_is_refused(finished, place):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopping(type(TASK)):
-    """The task of these tests, whose loss sends a signal in the sixth step of a training."""
+    """The task of these tests, whose loss sends a signal in a step of a training."""
+
+    at: int = 6
 
     @property
-    def loss(self):
+    def loss(self_):  # noqa: N805  (the loss inside has a self of its own)
         taken = []
 
         class Loss(type(TASK.loss)):
@@ -218,11 +220,11 @@ class Stopping(type(TASK)):
                 listener = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
                 training = model.training and isinstance(listener, Interruption)  # fit listens; what counts does not
                 taken.extend([1] * training)
-                if len(taken) == 6:
+                if len(taken) == self_.at:
                     os.kill(os.getpid(), signal.SIGTERM)
                 return super().__call__(model, batch)
 
-        return Loss(label_smoothing=self.label_smoothing)
+        return Loss(label_smoothing=self_.label_smoothing)
 
 
 @pytest.mark.parametrize("name", ["dcr_dfg", "theseus", "halo"])
@@ -236,6 +238,18 @@ def test_an_interrupted_run_has_the_result_of_an_undisturbed_one(name, finished,
     assert not (folder / "result.json").exists()
     (folder / "config.json").unlink()  # the same run but for the task that stops
     assert numbers(run(config(name), folder)) == numbers(finished[name])
+
+
+def test_a_log_that_lost_its_last_evaluation_does_not_lose_the_final_score(place):
+    task = dataclasses.replace(TASK, eval_examples=2000)  # all of them, so that the last evaluation is the final one
+    settings = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    folder = place / "lost"
+    with pytest.raises(SystemExit):
+        run(config("dcr", task=Stopping(**settings, at=10)), folder)
+    (folder / "config.json").unlink()
+    (folder / "metrics.jsonl").write_bytes(b"[[[[")
+    undisturbed = run(config("dcr", task=task), place / "kept")
+    assert run(config("dcr", task=task), folder).train_info.final == undisturbed.train_info.final
 
 
 def test_the_commit_of_this_code_is_noted():
