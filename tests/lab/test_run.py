@@ -212,7 +212,7 @@ class Stopping(type(TASK)):
     at: int = 6
 
     @property
-    def loss(self_):  # noqa: N805  (the loss inside has a self of its own)
+    def loss(self_):  # the loss inside has a self of its own
         taken = []
 
         class Loss(type(TASK.loss)):

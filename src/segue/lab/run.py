@@ -98,7 +98,7 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     micro = config.recipe.accumulate
     flops = [0.0, *accumulate(micro * one for one in bill.per_step)]  # before each step
     trains_to_end = config.recipe.ema is None and config.recipe.early_stopping is None  # else the weights change after it
-    last = fitted.history[-1] if fitted.history else {"step": None}  # a damaged log may have lost it
+    last: dict[str, Any] = fitted.history[-1] if fitted.history else {"step": None}  # a damaged log may have lost it
     with fitted.handover.as_student():
         known = complete and trains_to_end and last["step"] == fitted.total_steps
         final = last["students"] if known else evaluate(loaded.final)(model)
