@@ -1,8 +1,10 @@
 """Which recipe recovers most of the teacher, and how soon: a twelve-block ViT on 320 digits, attention re-initialised.
 
-Command:  segue tune experiments/recipes --workers 2 --trials 8
-          segue grid experiments/recipes --workers 2 --tuned runs/recipes_tune/tuned.json
-          segue report runs/recipes
+Command:  segue tune experiments/recipes --workers 2 --trials 8 --steps-share 0.5
+          segue grid experiments/recipes --workers 2 --tuned experiments/recipes/tuned.json    (or your own, runs/recipes_tune)
+          segue report runs/recipes    (or experiments/recipes/results, without any training)
+Runtime:  some 25 minutes for the trials, 30 for the grid, on two cores with one thread each.
+Expected: local fits of many updates hold 95 % of the teacher at the first evaluation; student-only training never does.
 Runtime:  a run takes 25 (student-only) to 34 seconds of one core; 60 runs, after 96 trials of the search.
 Expected: teacher 0.958. Untuned, one seed: student-only 0.830, DCR + DFG 0.948, local fit 20 % + DCR + DFG + KL 0.956.
 """
