@@ -248,7 +248,7 @@ def test_a_log_that_lost_its_last_evaluation_does_not_lose_the_final_score(place
         run(config("dcr", task=Stopping(**settings, at=10)), folder)
     (folder / "config.json").unlink()
     (folder / "metrics.jsonl").write_bytes(b"[[[[")
-    undisturbed = run(config("dcr", task=task), place / "kept")
+    undisturbed = run(config("dcr", task=task), place / "not lost")
     assert run(config("dcr", task=task), folder).train_info.final == undisturbed.train_info.final
 
 
