@@ -109,6 +109,7 @@ def _enter(target: Callable[..., Any], args: tuple[Any, ...], log: str) -> None:
     try:
         Path(log).touch()  # from here on, whatever ends the process is written there
         target(*args)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end would say nothing of it
     except BaseException:
         Path(log).write_text(traceback.format_exc())
         raise
