@@ -376,3 +376,11 @@ def test_a_padding_mask_counts_tokens_only():
 )
 def test_the_block_of_a_site_ends_at_the_last_number_of_its_name(site, block):
     assert block_of(site) == block
+
+
+def test_a_teacher_without_stages_is_the_model_as_it_is_built(tmp_path):
+    pretrained = dataclasses.replace(TEACHER, stages=())
+    result = run(dataclasses.replace(config("dcr"), teacher=pretrained), tmp_path / "runs" / "dcr")
+    loaded = TASK.load()
+    assert result.train_info.teacher == scored(loaded.build(TEACHER.seed).eval(), loaded.final)
+    assert not (tmp_path / "teachers").exists()

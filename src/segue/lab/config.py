@@ -39,7 +39,7 @@ class Teacher:
     """How the model comes to be that is then replaced in parts; the same configuration is trained once."""
 
     task: Task
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage, ...]  # none: the model of the task is pretrained
     batch: PositiveInt = 128
     seed: Seed = 0
 

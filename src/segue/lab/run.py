@@ -89,7 +89,7 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     model.to(processes.device)
     teacher_eval = evaluate(loaded.validation)(model)
     complete = loaded.final is loaded.validation  # evaluations use all held-out examples: there is nothing more to measure
-    if config.teacher.task == config.task:
+    if config.teacher.task == config.task and "scores" in teacher:
         teacher_final = teacher["scores"]
     else:
         teacher_final = teacher_eval if complete else evaluate(loaded.final)(model)

@@ -22,7 +22,9 @@ from segue.training.fit import fit
 
 
 def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the trained teacher and its record; train it unless an earlier run has."""
+    """Return the trained teacher and its record; train it unless an earlier run has, or it needs no training."""
+    if not teacher.stages:
+        return loaded.build(teacher.seed), {}
     place = folder / config_hash(teacher)
     processes = launched()
     with locked_on_rank_0(place, wait=True):  # runs that share it wait for the one that trains it
