@@ -1,0 +1,159 @@
+"""Gated recurrences: a state of constant size per head, which fades, is written to and is read as each token says.
+
+The state after token t is S_t = a_t S_(t-1) + k_t u_t', and q_t S_t is read from it. Linear attention with decay writes its
+values, the delta rule what the state does not know yet. Both run in chunks of matrix products. Decays are summed as logarithms
+inside a chunk, and only differences that are at most 0 are exponentiated: no decay is too strong.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from segue.students.attention.mixer import Mixer, State, group_heads, repeat_heads
+from segue.students.attention.mixers.blocks import join, split
+from segue.students.attention.mixers.linear import FeatureMap, feature_map
+from segue.students.attention.spec import AttentionSpec
+
+SIZE = 64  # tokens in a chunk
+HALF_LIFE = 64.0  # tokens after which a new head has forgotten half
+
+
+class Gates(nn.Module):
+    """Three gates from the values of a token in all heads: what stays, what is written (key heads), what is put out (heads).
+
+    Values are what a mixer knows of its input that is neither rotated nor missing when a cache continues.
+    """
+
+    def __init__(self, heads: int, key_heads: int, value_size: int, decay: bool) -> None:
+        super().__init__()
+        self.heads, self.key_heads, self.decay = heads, key_heads, decay
+        rows = (1 + decay) * key_heads + heads
+        self.weight = nn.Parameter(torch.empty(rows, key_heads * value_size))
+        self.bias = nn.Parameter(torch.empty(rows))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start without a look at the values: a half-life of `HALF_LIFE`, half a write, everything put out."""
+        self.weight.zero_()
+        self.bias.zero_()
+        if self.decay:
+            self.start_(torch.full((self.key_heads,), HALF_LIFE), torch.full((self.key_heads,), 0.5))
+
+    @torch.no_grad()
+    def start_(self, half_life: Tensor, write: Tensor) -> None:
+        """Set the gates of every key head to a half-life in tokens and a share that is written, whatever the values are."""
+        self.weight.zero_()
+        parts = [(0.5 ** (1 / half_life)).logit()] if self.decay else []
+        parts += [write.logit(), torch.zeros(self.heads, device=write.device)]
+        self.bias.copy_(torch.cat(parts))
+
+    def forward(self, v: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log a_t and the write gate, (batch, key heads, tokens, 1), and the output gate, (batch, heads, tokens, 1)."""
+        x = F.linear(v.transpose(1, 2).flatten(2), self.weight.to(v.dtype), self.bias.to(v.dtype))
+        x = x.transpose(1, 2)[..., None]  # (batch, rows, tokens, 1)
+        stays, write, output = x.split((self.decay * self.key_heads, self.key_heads, self.heads), dim=1)
+        logs = F.logsigmoid(stays.contiguous()) if self.decay else torch.zeros_like(write)
+        write = write.sigmoid()
+        if token_mask is not None:
+            padding = ~token_mask[:, None, :, None]
+            logs, write = logs.masked_fill(padding, 0.0), write.masked_fill(padding, 0.0)
+        return logs, write, 2 * output.sigmoid()
+
+
+class GatedMixer(Mixer):
+    """What gated recurrences share: features, gates, chunks and states. Each says what it writes, and how it ends.
+
+    Without `causal` the sequence is read in both directions, and the two outputs are averaged.
+    """
+
+    supports_causal = True
+    recurrent = True
+
+    def __init__(self, kind: FeatureMap, spec: AttentionSpec, decay: bool) -> None:
+        super().__init__()
+        heads, key_heads = spec.heads, spec.key_heads
+        self.of_queries = feature_map(kind, heads, spec.head_size)
+        self.of_keys = feature_map(kind, key_heads, spec.head_size)
+        self.gates = Gates(heads, key_heads, spec.value_size or spec.head_size, decay)
+        self.value_scale = nn.Parameter(torch.empty(heads, 1, 1))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start with values as they are."""
+        self.value_scale.fill_(1.0)
+
+    def features(self, of: nn.Module, x: Tensor) -> Tensor:
+        """Map queries or keys to features."""
+        raise NotImplementedError
+
+    def written(self, k: Tensor, v: Tensor, write: Tensor, logs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what is written at the features of each key, and what of it the state before the chunk takes away.
+
+        All come in chunks, (batch, key heads, chunks, size, n); `logs` are the decays since the chunk began.
+        """
+        raise NotImplementedError
+
+    def write_one(self, k: Tensor, v: Tensor, write: Tensor, faded: Tensor) -> Tensor:
+        """Return what one token writes, after the state has faded."""
+        raise NotImplementedError
+
+    def finish(self, y: Tensor) -> Tensor:
+        """Turn what was read from states into values."""
+        return y
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
+        y = self._recur(q, k, v, token_mask, None)
+        if causal:
+            return y
+        turned = None if token_mask is None else token_mask.flip(1)
+        return (y + self._recur(q.flip(2), k.flip(2), v.flip(2), turned, None).flip(2)) / 2
+
+    def mix_chunk(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> Tensor:
+        return self._recur(q, k, v, token_mask, state)
+
+    def accumulate(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
+        logs, write, _ = self.gates(v, token_mask)
+        return {"memory": self._chunks(k, v, logs, write, state)[-1]}
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        logs, write, output = self.gates(v, token_mask)
+        k = self.features(self.of_keys, k)
+        faded = state["memory"] * logs.exp()
+        memory = torch.addcmul(faded, k.transpose(-1, -2), self.write_one(k, v, write, faded))
+        y = self.finish(group_heads(self.features(self.of_queries, q), k.shape[1]) @ memory)
+        return y.reshape(*q.shape[:3], -1) * (self.value_scale.to(y.dtype) * output), {"memory": memory}
+
+    def _recur(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> Tensor:
+        heads, tokens = q.shape[1], q.shape[2]
+        logs, write, output = self.gates(v, token_mask)
+        *parts, _ = self._chunks(k, v, logs, write, state)
+        k, u, logs, states = (repeat_heads(part, heads) for part in parts)
+        q = split(self.features(self.of_queries, q), k.shape[3])
+        y = ((q @ k.transpose(-1, -2)) * fading(logs)) @ u + (q * logs.exp()) @ states
+        return join(self.finish(y), tokens) * (self.value_scale.to(q.dtype) * output)
+
+    def _chunks(self, k: Tensor, v: Tensor, logs: Tensor, write: Tensor, state: State | None) -> tuple[Tensor, ...]:
+        """Return features of keys, what is written there, decays and the state before each chunk; last, the state at the end."""
+        size = min(SIZE, k.shape[2])
+        k, v, logs, write = (split(x, size) for x in (self.features(self.of_keys, k), v, logs, write))
+        logs = logs.cumsum(3)
+        u, erased = self.written(k, v, write, logs)
+        end = logs[..., -1:, :]
+        memory = k.new_zeros(*k.shape[:2], k.shape[4], u.shape[4]) if state is None else state["memory"]
+        keys, fades = (k * (end - logs).exp()).transpose(-1, -2).unbind(2), end.exp().unbind(2)
+        states, new = [], []
+        for i, here in enumerate(u.unbind(2)):  # u[:, :, i] would fill all chunks with zeros in each of its backwards
+            states.append(memory)
+            new.append(here if erased is None else here - erased.unbind(2)[i] @ memory)
+            memory = memory * fades[i] + keys[i] @ new[-1]
+        return k, u if erased is None else torch.stack(new, 2), logs, torch.stack(states, 2), memory
+
+
+def fading(logs: Tensor) -> Tensor:
+    """Return what is left at t of what was written at s, exp(logs_t - logs_s), and 0 before it was."""
+    between: Tensor = (logs - logs.transpose(-1, -2)).tril()  # the first cut keeps the exponential finite
+    return between.exp().tril()
