@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,25 @@ def calibrate(
     """Fit every student's output projection on the stream of the original model."""
     maps = {name: method.projection(seam.student, seam.site) for name, seam in handover.seams.items()}
     listeners = [_Listener(seam, maps[name]) for name, seam in handover.seams.items()]
+    run_original(handover, batches, mask, listeners)
+    for listener in listeners:
+        if listener.sums is None:
+            raise unreached(listener.seam.site.name)
+    return {listener.seam.site.name: listener.fit(method.ridge) for listener in listeners}
+
+
+class Listener(Protocol):
+    """What listens to one site while batches run through the original model."""
+
+    mask: Tensor | None  # of the batch
+
+    def leave(self) -> None: ...
+
+
+def run_original(
+    handover: Handover, batches: Iterable[Any], mask: Callable[[Any], Tensor | None], listeners: Sequence[Listener]
+) -> None:
+    """Run batches through the original model; the listeners leave at the end."""
     empty = True
     try:
         with torch.no_grad(), handover.as_teacher() as model, evaluating(model), plain_attention():
@@ -59,10 +78,6 @@ def calibrate(
             listener.leave()
     if empty:
         raise DataError("there are no batches.", "The iterable yields nothing.", "give one that yields at least one batch.")
-    for listener in listeners:
-        if listener.sums is None:
-            raise unreached(listener.seam.site.name)
-    return {listener.seam.site.name: listener.fit(method.ridge) for listener in listeners}
 
 
 class _Listener:

@@ -7,6 +7,8 @@ inside a chunk, and only differences that are at most 0 are exponentiated: no de
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,17 +40,13 @@ class Gates(nn.Module):
     def reset_parameters(self) -> None:
         """Start without a look at the values: a half-life of `HALF_LIFE`, half a write, everything put out."""
         self.weight.zero_()
-        self.bias.zero_()
-        if self.decay:
-            self.start_(torch.full((self.key_heads,), HALF_LIFE), torch.full((self.key_heads,), 0.5))
+        equal = torch.ones(self.key_heads, device=self.bias.device)
+        self.bias.copy_(self.biases(HALF_LIFE * equal, 0.5 * equal))
 
-    @torch.no_grad()
-    def start_(self, half_life: Tensor, write: Tensor) -> None:
-        """Set the gates of every key head to a half-life in tokens and a share that is written, whatever the values are."""
-        self.weight.zero_()
-        parts = [(0.5 ** (1 / half_life)).logit()] if self.decay else []
-        parts += [write.logit(), torch.zeros(self.heads, device=write.device)]
-        self.bias.copy_(torch.cat(parts))
+    def biases(self, half_life: Tensor, write: Tensor) -> Tensor:
+        """Return the biases that give key heads a half-life in tokens and a share that is written, with open output gates."""
+        stays = -torch.expm1(math.log(2) / half_life).log()  # the logit of 1 / 2 ** (1 / half-life)
+        return torch.cat([stays[: self.decay * self.key_heads], write.logit(), write.new_zeros(self.heads)])
 
     def forward(self, v: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return log a_t and the write gate, (batch, key heads, tokens, 1), and the output gate, (batch, heads, tokens, 1)."""
@@ -74,7 +72,7 @@ class GatedMixer(Mixer):
 
     def __init__(self, kind: FeatureMap, spec: AttentionSpec, decay: bool) -> None:
         super().__init__()
-        heads, key_heads = spec.heads, spec.key_heads
+        heads, key_heads, self.scale = spec.heads, spec.key_heads, spec.logit_scale  # the scale of the teacher's logits
         self.of_queries = feature_map(kind, heads, spec.head_size)
         self.of_keys = feature_map(kind, key_heads, spec.head_size)
         self.gates = Gates(heads, key_heads, spec.value_size or spec.head_size, decay)
@@ -106,11 +104,12 @@ class GatedMixer(Mixer):
         return y
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
-        y = self._recur(q, k, v, token_mask, None)
         if causal:
-            return y
-        turned = None if token_mask is None else token_mask.flip(1)
-        return (y + self._recur(q.flip(2), k.flip(2), v.flip(2), turned, None).flip(2)) / 2
+            return self._recur(q, k, v, token_mask, None)
+        q, k, v = (torch.cat([x, x.flip(2)]) for x in (q, k, v))
+        token_mask = None if token_mask is None else torch.cat([token_mask, token_mask.flip(1)])
+        ahead, back = self._recur(q, k, v, token_mask, None).chunk(2)
+        return (ahead + back.flip(2)) / 2
 
     def mix_chunk(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> Tensor:
         return self._recur(q, k, v, token_mask, state)

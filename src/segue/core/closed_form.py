@@ -1,0 +1,105 @@
+"""The closed form on the stream of the original model: look at its heads, set the gates, scale the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from segue.core.backbone import evaluating
+from segue.core.blending import captured_outputs, first_floating
+from segue.core.calibrate import Fitted, run_original
+from segue.core.seam import Seam
+from segue.core.surgery import unreached
+from segue.core.tensor_files import sharded_like
+from segue.students.attention.cache_copy import copy_caches
+from segue.students.attention.mixers.gated import GatedMixer
+from segue.students.closed_form import ClosedForm, Heads, agreement, biases, looks, value_scale
+
+if TYPE_CHECKING:
+    from segue.core.handover import Handover
+
+
+def start_gates(
+    handover: Handover, batches: Iterable[Any], method: ClosedForm, mask: Callable[[Any], Tensor | None]
+) -> dict[str, Fitted]:
+    """Start every student's gates in three passes over the batches."""
+    mixers = {name: method.mixer(seam.student, seam.site) for name, seam in handover.seams.items()}
+    batches = list(batches)
+
+    def listen(measure: Callable[[Heads, GatedMixer], Tensor]) -> dict[str, _Listener]:
+        heard = {name: _Listener(seam, mixers[name], measure) for name, seam in handover.seams.items()}
+        run_original(handover, batches, mask, list(heard.values()))
+        for name, listener in heard.items():
+            if not listener.calls:
+                raise unreached(name)
+            listener.share()
+        return heard
+
+    before = listen(looks)
+    for name, mixer in mixers.items():
+        _set(mixer.gates.weight, torch.zeros_like(mixer.gates.weight))
+        _set(mixer.gates.bias, biases(before[name].sums, mixer))
+        _set(mixer.value_scale, torch.ones_like(mixer.value_scale))
+    scales = listen(agreement)
+    for name, mixer in mixers.items():
+        _set(mixer.value_scale, value_scale(scales[name].sums))
+    after = listen(agreement)
+    return {name: Fitted(before[name].error, after[name].error) for name in mixers}
+
+
+@torch.no_grad()
+def _set(parameter: Tensor, value: Tensor) -> None:
+    parameter.copy_(sharded_like(value.to(parameter), parameter))
+
+
+class _Listener:
+    """Run a student on the inputs of its teacher, sum up what is measured at its heads, and how far it is from its teacher."""
+
+    def __init__(self, seam: Seam, mixer: GatedMixer, measure: Callable[[Heads, GatedMixer], Tensor]) -> None:
+        self.seam, self.mixer, self.measure = seam, mixer, measure
+        self.mask: Tensor | None = None
+        self.calls, self.sums, self.errors = 0, torch.zeros(()), torch.zeros(2, dtype=torch.float64)
+        teacher = seam.require_teacher()
+        self._handles = [
+            teacher.register_forward_pre_hook(self._before, with_kwargs=True),
+            teacher.register_forward_hook(self._after),
+            mixer.register_forward_hook(self._mixed, with_kwargs=True),
+        ]
+
+    def leave(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def share(self) -> None:
+        """Add the sums of all processes."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            for part in (self.sums, self.errors):
+                torch.distributed.all_reduce(part)
+
+    @property
+    def error(self) -> float:
+        missed, size = self.errors.tolist()
+        return float((missed / (size or 1.0)) ** 0.5)
+
+    def _before(self, _teacher: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        args, kwargs = copy_caches(args, kwargs)
+        with evaluating(self.seam.student), captured_outputs():  # the model must not take them for its own
+            self._output = first_floating(self.seam.student(*args, **kwargs), self.seam.site)
+
+    def _mixed(self, _mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        q, k, v, token_mask, causal = (*args, kwargs.get("causal", False))[:5]
+        if self.mask is not None and self.mask.shape == (v.shape[0], v.shape[2]):
+            real = self.mask.bool().to(v.device)
+            token_mask = real if token_mask is None else token_mask & real
+        self.calls += 1
+        self.sums = self.sums + self.measure(Heads(q, k, v, token_mask, causal, output), self.mixer)
+
+    def _after(self, _teacher: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        target = first_floating(output, self.seam.site)
+        missed, size = (self._output - target).double().square(), target.double().square()
+        if self.mask is not None and self.mask.shape == target.shape[:2]:
+            missed, size = (x * self.mask.to(x)[..., None] for x in (missed, size))
+        self.errors = self.errors.to(size.device) + torch.stack([missed.sum(), size.sum()])
