@@ -62,6 +62,8 @@ def narrow_inside(teacher: nn.Module, site: Any) -> nn.Module:
 OPERATORS = {
     "Softmax": students.Softmax(),
     "LinearAttention": students.LinearAttention(),
+    "GatedLinear": students.GatedLinear(),
+    "GatedDeltaNet": students.GatedDeltaNet(),
     "SlidingWindow": students.SlidingWindow(window=3),
     "WindowedLinear": students.WindowedLinear(window=3),
     "Performer": students.Performer(features=16),

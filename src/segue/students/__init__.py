@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the f
     from segue.students.activations import *
     from segue.students.adapters import *
     from segue.students.attention.mixers.fourier import *
+    from segue.students.attention.mixers.gated_delta import *
+    from segue.students.attention.mixers.gated_linear import *
     from segue.students.attention.mixers.linear import *
     from segue.students.attention.mixers.linformer import *
     from segue.students.attention.mixers.nystrom import *
@@ -32,6 +34,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the f
     from segue.students.attention.mixers.sliding_window import *
     from segue.students.attention.mixers.softmax import *
     from segue.students.attention.mixers.windowed_linear import *
+    from segue.students.closed_form import *
     from segue.students.initialisation import *
     from segue.students.layers import *
     from segue.students.low_rank import *
