@@ -29,7 +29,7 @@ def of_keys(kind, mixer: nn.Module, k: Tensor) -> Tensor:
 
 def recurrence(operator, mixer, q, k, v, token_mask, causal, decay, step, last) -> Tensor:
     """Run `step(state, k, v, stays, write)` over the tokens that count, and read each state by `last(q, state)`."""
-    batch, heads, tokens, _ = q.shape
+    heads, tokens = q.shape[1:3]
     zeros = torch.zeros((), dtype=v.dtype)
     real_v = v if token_mask is None else torch.where(token_mask[:, None, :, None], v, zeros)
     stays, write, output = gates(mixer, real_v, heads, decay)

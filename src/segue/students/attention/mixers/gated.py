@@ -89,7 +89,7 @@ class GatedMixer(Mixer):
         raise NotImplementedError
 
     def written(self, k: Tensor, v: Tensor, write: Tensor, logs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return what is written at the features of each key, and what of it the state before the chunk takes away.
+        """Return what is written at each key, and what reads from the state before the chunk how much of it is known there.
 
         All come in chunks, (batch, key heads, chunks, size, n); `logs` are the decays since the chunk began.
         """
@@ -136,20 +136,21 @@ class GatedMixer(Mixer):
         return join(self.finish(y), tokens) * (self.value_scale.to(q.dtype) * output)
 
     def _chunks(self, k: Tensor, v: Tensor, logs: Tensor, write: Tensor, state: State | None) -> tuple[Tensor, ...]:
-        """Return features of keys, what is written there, decays and the state before each chunk; last, the state at the end."""
+        """Return by chunks the features of keys, what is written there, decays and the state before; last, the final state."""
         size = min(SIZE, k.shape[2])
         k, v, logs, write = (split(x, size) for x in (self.features(self.of_keys, k), v, logs, write))
         logs = logs.cumsum(3)
-        u, erased = self.written(k, v, write, logs)
+        u, known = self.written(k, v, write, logs)
         end = logs[..., -1:, :]
+        keys, fades = (k * (end - logs).exp()).transpose(-1, -2), end.exp()
         memory = k.new_zeros(*k.shape[:2], k.shape[4], u.shape[4]) if state is None else state["memory"]
-        keys, fades = (k * (end - logs).exp()).transpose(-1, -2).unbind(2), end.exp().unbind(2)
         states, new = [], []
-        for i, here in enumerate(u.unbind(2)):  # u[:, :, i] would fill all chunks with zeros in each of its backwards
+        parts = (u, keys, fades) if known is None else (u, keys, fades, known)
+        for here, key, fade, *read in zip(*(x.unbind(2) for x in parts), strict=True):  # x[:, :, i] has a slow backward
             states.append(memory)
-            new.append(here if erased is None else here - erased.unbind(2)[i] @ memory)
-            memory = memory * fades[i] + keys[i] @ new[-1]
-        return k, u if erased is None else torch.stack(new, 2), logs, torch.stack(states, 2), memory
+            new.append(here - read[0] @ memory if read else here)
+            memory = torch.addcmul(key @ new[-1], memory, fade)
+        return k, u if known is None else torch.stack(new, 2), logs, torch.stack(states, 2), memory
 
 
 def fading(logs: Tensor) -> Tensor:
