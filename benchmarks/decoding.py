@@ -27,7 +27,8 @@ SITES = "model.layers.*.self_attn"
 STATIC = "softmax, static cache"  # of fixed length, written in place; the usual one is copied for every token
 ORIGINALS = (SOFTMAX, STATIC)
 OPERATORS = {
-    name: mixers.OPERATORS[name] for name in ("linear, elu", "linear, hedgehog", "Performer", "window", "window + linear")
+    name: mixers.OPERATORS[name]
+    for name in ("linear, elu", "linear, hedgehog", "gated linear", "gated delta", "Performer", "window", "window + linear")
 }
 PIECE = 512  # tokens that are read at a time
 REPEATS = 4  # steps in a row, whose mean counts

@@ -29,6 +29,8 @@ LOOKS: dict[str, tuple[str, str, tuple[float, ...]]] = {  # colour, marker, dash
     "linear, elu": (BLUE[0], "o", ()),
     "linear, relu": (BLUE[0], "v", (2, 1.5)),
     "linear, hedgehog": (BLUE[0], "^", (6, 1.5)),
+    "gated linear": (MAGENTA[0], "o", (2, 1.5)),
+    "gated delta": (MAGENTA[0], "^", (6, 1.5)),
     "Performer": (MAGENTA[0], "P", ()),
     "Linformer": (TEAL[0], "<", ()),
     "window": (ORANGE[0], ">", ()),

@@ -26,6 +26,8 @@ from benchmarks.timing import Ratio, Step, rounds
 from segue.diagnostics.counting import PeakBytes, saved_bytes
 from segue.students import (
     Fourier,
+    GatedDeltaNet,
+    GatedLinear,
     LinearAttention,
     Linformer,
     Nystrom,
@@ -42,6 +44,8 @@ OPERATORS: dict[str, Operator] = {
     "linear, elu": LinearAttention(feature_map="elu"),
     "linear, relu": LinearAttention(feature_map="relu"),
     "linear, hedgehog": LinearAttention(feature_map="hedgehog"),
+    "gated linear": GatedLinear(),
+    "gated delta": GatedDeltaNet(),
     "Performer": Performer(features=256),
     "Linformer": Linformer(rank=64),
     "window": SlidingWindow(window=64),
