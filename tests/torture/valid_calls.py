@@ -203,6 +203,8 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.students.AttentionSpec": of(heads=1, head_size=8, query=SPEC.query, key=SPEC.key, value=SPEC.value),
     "segue.students.FlaLayer": of(name="GatedDeltaNet"),
     "segue.students.Fourier": of(),
+    "segue.students.GatedDeltaNet": of(decay=False),
+    "segue.students.GatedLinear": of(feature_map="elu"),
     "segue.students.GatedMlp": of(ratio=0.5),
     "segue.students.LeastSquares": of(ridge=1e-4),
     "segue.students.LinearAttention": of(feature_map="elu"),
@@ -378,7 +380,10 @@ USES: dict[str, Callable[[Any, Path], None]] = {
     "segue.schedules.Adaptive": _in_a_plan("schedule", guidance=losses.FeatureGuidance()),
     **{
         f"segue.students.{name}": _in_a_plan("student")
-        for name in ("Linformer", "LinearAttention", "Nystrom", "Performer", "SlidingWindow", "WindowedLinear", "Softmax")
+        for name in (
+            *("GatedDeltaNet", "GatedLinear", "Linformer", "LinearAttention", "Nystrom", "Performer", "SlidingWindow"),
+            *("WindowedLinear", "Softmax"),
+        )
     },
     **{f"segue.students.{name}": _mlp for name in ("GatedMlp", "LowRankMlp", "NarrowMlp", "WideMlp")},
     "segue.students.ActivationSwap": _in_a_plan("student", sites="blocks.*.mlp.1", train="all"),
