@@ -80,12 +80,12 @@ def run(original: nn.Module, student: Any, arm: str, train: Tensor, held_out: Te
     closed_form, local = ARMS[arm]
     model = copy.deepcopy(original)
     plan = segue.Plan(sites=SITES, student=student, guidance=segue.losses.FeatureGuidance())
-    handover, begin = segue.replace_(model, plan, total_steps=1000), time.time()
+    handover, begin = segue.replace_(model, plan, total_steps=1000), time.process_time()
     if closed_form:
         handover.calibrate(train[:CALIBRATION].split(4), ClosedForm())
     if local:
         fit_locally(handover, train, options.updates, segue.phases.Rates(new=options.lr_new, copied=options.lr_copied))
-    seconds = time.time() - begin
+    seconds = time.process_time() - begin
     kl, same = compare(handover.finalize_(force=True).eval(), original, held_out)
     return f"{kl:.3f} | {same:.3f} | {seconds:.0f} s"
 

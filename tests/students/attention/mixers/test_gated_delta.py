@@ -10,15 +10,15 @@ from tests.students.attention.mixers.test_gated_linear import with_decay
 
 SETTINGS = {
     "gated delta": GatedDeltaNet(),
-    "gated delta, relu": GatedDeltaNet(feature_map="relu"),
+    "gated delta, hedgehog": GatedDeltaNet(feature_map="hedgehog"),
     "delta": GatedDeltaNet(decay=False),
 }
 NEW = {"value_scale": (6, 1, 1), "gates.weight": (10, 14), "gates.bias": (10,)}
 MAPS = {"of_queries.weight": (6, 7, 7), "of_keys.weight": (2, 7, 7)}
 STATE_DICT = {
-    "gated delta": {**NEW, **MAPS},
-    "gated delta, relu": NEW,
-    "delta": {**NEW, **MAPS, "gates.weight": (8, 14), "gates.bias": (8,)},
+    "gated delta": NEW,
+    "gated delta, hedgehog": {**NEW, **MAPS},
+    "delta": {**NEW, "gates.weight": (8, 14), "gates.bias": (8,)},
 }
 
 

@@ -60,9 +60,9 @@ def test_without_decay_it_is_linear_attention():
     torch.testing.assert_close(with_decay(mixer, 60.0)(q, k, v, None, True), linear(q, k, v, None, True))
 
 
-def test_it_starts_with_a_half_life_of_64_tokens_and_open_gates():
+def test_it_starts_with_a_half_life_of_8_tokens_and_open_gates():
     mixer = GatedLinear().mixer(attention_spec())
-    logs, write, output = mixer.gates(torch.randn(1, 2, 64, 7), None)
+    logs, write, output = mixer.gates(torch.randn(1, 2, 8, 7), None)
     torch.testing.assert_close(logs.sum(2).exp(), torch.full((1, 2, 1), 0.5))
     assert write.unique().tolist() == [0.5]
     assert output.unique().tolist() == [1.0]

@@ -44,7 +44,7 @@ class GatedDeltaNet(Operator):
     paper = "https://arxiv.org/abs/2412.06464"
     mixer_class = GatedDeltaNetMixer
 
-    feature_map: FeatureMap = "hedgehog"
+    feature_map: FeatureMap = "relu"
     decay: bool = True
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
