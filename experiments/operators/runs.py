@@ -45,7 +45,7 @@ def operators(tokens: int) -> dict[str, StudentFactory]:
         "Performer": Performer(features=64),
         "Linformer": Linformer(rank=third, tokens=tokens),
         "Nystrom": Nystrom(landmarks=third),
-        "Sliding window": SlidingWindow(window=third // 2, global_tokens=1),
+        "Sliding window": SlidingWindow(window=third // 2, sinks=1),
         "Windowed linear": WindowedLinear(window=third // 2),
         "Fourier": Fourier(),
     }
