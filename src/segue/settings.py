@@ -31,7 +31,7 @@ FIRST_OPERATORS = (
 )
 ADDED_FIELDS: dict[str, dict[str, Any]] = {f"students.{name}": {"ignore": []} for name in FIRST_OPERATORS}
 ADDED_FIELDS["students.Fourier"]["across"] = "head"
-ADDED_FIELDS["students.WindowedLinear"] |= {"sinks": 0, "far": None}
+ADDED_FIELDS["students.WindowedLinear"] |= {"sinks": 0, "far": None, "window_dropout": 0.0, "window_dropout_until": 0.5}
 ADDED_FIELDS["Plan"] = {"phases": []}
 ADDED_FIELDS["Recipe"] = {"guard": None, "ema": None, "early_stopping": None}
 

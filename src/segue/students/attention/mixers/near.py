@@ -94,8 +94,8 @@ class Slots(NamedTuple):
 class WindowMixer(Mixer):
     """What mixers with a window share: softmax over the tokens less than `window` away and the first `sink_tokens`.
 
-    The state has `k` and `v` of the sinks, then of the last `window` others. Where there is or was padding it also has `mask`, and
-    as many slots as there can be sinks, though some may be empty.
+    The state has `k` and `v` of the sinks, then of the last `window` others. Where there is padding it also has `mask`, and as
+    many slots as there can be sinks, though some may be empty.
     """
 
     supports_causal = True

@@ -21,7 +21,7 @@ from segue.students.attention.mixer import (
     softmax_of,
 )
 from segue.students.attention.mixers.blocks import band, join, split, within
-from segue.students.attention.mixers.near import NearKeys, WindowMixer
+from segue.students.attention.mixers.near import NearKeys, Slots, WindowMixer
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
 
@@ -101,7 +101,7 @@ class SlidingWindowMixer(WindowMixer):
             added = torch.cat([added.expand(q.shape[0], *added.shape[1:]), columns], -1)
         return join(self._weights(scores, visible, added) @ near.of(v), tokens)
 
-    def _seen(self, slots) -> Tensor:
+    def _seen(self, slots: Slots) -> Tensor:
         distance = slots.distance()
         near, left = slots.sink[:, None] | (distance > -self.window), self._part(slots.sink[:, None])
         seen = (near if left is None else near & left) & (distance <= 0)
@@ -126,8 +126,8 @@ class SlidingWindowMixer(WindowMixer):
 class SlidingWindow(Operator):
     """Softmax attention to the tokens less than `window` away and to the first `sinks` of the sequence.
 
-    In a causal model a token sees itself and the `window - 1` before it; elsewhere the first tokens also see everything. Padding
-    before a sequence does not count. Unlike Longformer, the first tokens use the same projections as the others.
+    In a causal model a token sees itself and the `window - 1` before it; in others the first tokens also see everything.
+    Padding before a sequence does not count. Unlike Longformer, the first tokens use the same projections as the others.
     """
 
     cost = "n window d"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segue.border import Count, PositiveFloat, PositiveInt, checked
+from segue.border import Count, Fraction, PositiveFloat, PositiveInt, Unit, checked
+from segue.gates import Noise
 from segue.students.attention.mixer import Mixer, State, append_ones, group_heads, masked_softmax, normalise, repeat_heads
 from segue.students.attention.mixers.blocks import join, split, sums_after, sums_before
 from segue.students.attention.mixers.linear import FeatureMap, feature_map
@@ -18,6 +22,8 @@ from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
 
 __all__ = ["WindowedLinear"]
+
+LOG_FACTORS = tuple(step / 4 for step in range(-48, 9))  # what a fit of the far factor tries: e^-12 is as good as nothing
 
 
 class WindowedLinearMixer(WindowMixer):
@@ -28,36 +34,38 @@ class WindowedLinearMixer(WindowMixer):
     """
 
     branches = ("sinks", "window", "far")
+    kept: Tensor | None  # (heads,), False where this step leaves the window out
 
-    def __init__(
-        self,
-        *,
-        window: int,
-        sink_tokens: int,
-        kind: FeatureMap,
-        far: float | None,
-        heads: int,
-        key_heads: int,
-        head_size: int,
-        scale: float,
-    ) -> None:
-        super().__init__(window, sink_tokens)
-        self.scale, self.far = scale, far
-        self.of_queries = feature_map(kind, heads, head_size)
-        self.of_keys = feature_map(kind, key_heads, head_size)
-        if far is None:
-            self.near_share = nn.Parameter(torch.empty(heads, 1, 1))
+    def __init__(self, settings: WindowedLinear, heads: int, key_heads: int, head_size: int, scale: float) -> None:
+        super().__init__(settings.window, settings.sinks)
+        self.scale, self.far = scale, settings.far
+        near_weight, product = 1 / settings.window, _mean_product(settings.feature_map, head_size)
+        self.first_factor = None if self.far is None else self.far * near_weight / product
+        self.dropout, self.dropout_until = settings.window_dropout, settings.window_dropout_until
+        self.of_queries = feature_map(settings.feature_map, heads, head_size)
+        self.of_keys = feature_map(settings.feature_map, key_heads, head_size)
+        learned = nn.Parameter(torch.empty(heads, 1, 1))
+        if self.far is None:
+            self.near_share = learned
         else:
-            self.log_far = nn.Parameter(torch.empty(heads, 1, 1))
+            self.log_far = learned
+        self.register_buffer("kept", torch.ones(heads, dtype=torch.bool) if self.dropout else None, persistent=False)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start with c as in the settings; in the way of version 0.1.0 with g = 1/2."""
-        if self.far is None:
+        """Let an average far token weigh `far` times as much as a near one; in the way of version 0.1.0 start with g = 1/2."""
+        if self.first_factor is None:
             self.near_share.zero_()
         else:
-            self.log_far.fill_(math.log(self.far))
+            self.log_far.fill_(math.log(self.first_factor))
+
+    @torch.no_grad()
+    def begin_step(self, progress: float, noise: Noise) -> None:
+        """Draw the heads that do without their window in this step of the training."""
+        if self.kept is not None:
+            probability = self.dropout * max(0.0, 1.0 - progress / self.dropout_until)
+            self.kept.copy_(torch.tensor([noise.uniform(head) >= probability for head in range(len(self.kept))]))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
         heads, tokens = q.shape[1], q.shape[2]
@@ -69,6 +77,9 @@ class WindowedLinearMixer(WindowMixer):
         q_features = q_features * self._factor(weights, 5)
         if self.ablated is not None:
             weights = self._ablate(weights, torch.arange(scores.shape[-1], device=q.device) >= scores.shape[-1] - near.sinks)
+        if self.training and self.kept is not None:
+            stays = F.pad(near.distance == 0, (0, near.sinks), value=True)  # a token always sees itself and the sinks
+            weights = weights * (self.kept.view(-1, 1, 1, 1) | stays).to(weights.dtype)
         sums = weights @ near.of(v)
         if self.ablated != "far":
             sums = sums + self._far_sums(q_features, k_features, v, near, causal)
@@ -139,7 +150,8 @@ class WindowedLinearMixer(WindowMixer):
 class WindowedLinear(Operator):
     """Softmax attention to the tokens less than `window` away and to the first `sinks`, linear attention to the rest.
 
-    Both are normalised together. Each head learns what its linear part is multiplied by, from `far` on.
+    Both are normalised together. Each head learns what its linear part is multiplied by; `far` is what a far token weighs at
+    the start, relative to a near one.
     """
 
     cost = "n (window + d) d"
@@ -150,15 +162,64 @@ class WindowedLinear(Operator):
     feature_map: FeatureMap = "hedgehog"
     sinks: Count = 1
     far: PositiveFloat | None = 0.05  # None: a share of the near part is learned instead, as in version 0.1.0
+    window_dropout: Unit = 0.0  # the probability that a head does without its window in a step, at the start of the training
+    window_dropout_until: Fraction = 0.5  # of the run: the probability falls to 0 by then
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
-        return WindowedLinearMixer(
-            window=self.window,
-            sink_tokens=self.sinks,
-            kind=self.feature_map,
-            far=self.far,
-            heads=spec.heads,
-            key_heads=spec.key_heads,
-            head_size=spec.head_size,
-            scale=spec.logit_scale,
-        )
+        return WindowedLinearMixer(self, spec.heads, spec.key_heads, spec.head_size, spec.logit_scale)
+
+
+def _mean_product(kind: FeatureMap, head_size: int) -> float:
+    """Return the mean of f(q) . f(k) over random queries and keys."""
+    if kind == "hedgehog":
+        return 2 / head_size  # two halves, each of which sums to 1
+    drawn = torch.randn(1, 1, 1024, head_size, generator=torch.Generator().manual_seed(0), device="cpu")
+    return max(feature_map(kind, 1, head_size)(drawn).mean(2).square().sum().item(), 1e-6)
+
+
+@contextmanager
+def fitting_far(*students: nn.Module) -> Iterator[None]:
+    """Give each head the far factor that comes nearest to softmax, in the calls of students inside a `with` block.
+
+    A factor of almost 0 is a choice too, so that on these calls no head is further from softmax than without its far part.
+    """
+    mixers = [part for student in students for part in student.modules() if isinstance(part, WindowedLinearMixer)]
+    errors = {mixer: torch.zeros(len(LOG_FACTORS), len(mixer.log_far)) for mixer in mixers if mixer.far is not None}
+
+    def listen(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        errors[mixer] += _errors(mixer, *args, **kwargs).cpu()
+
+    handles = [mixer.register_forward_pre_hook(listen, with_kwargs=True) for mixer in errors]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    for mixer, found in errors.items():
+        if found.any():
+            best = torch.tensor(LOG_FACTORS)[found.argmin(0)]
+            with torch.no_grad():
+                mixer.log_far.copy_(best.view(-1, 1, 1))
+
+
+@torch.no_grad()
+def _errors(
+    mixer: WindowedLinearMixer, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None = None, causal: bool = False, *_: Any
+) -> Tensor:
+    """Return the squared distance of each head to softmax by factor, (factors, heads)."""
+    errors = []
+    for row in range(len(q)):  # all pairs of tokens of a sequence at a time
+        real = slice(None) if token_mask is None else token_mask[row]
+        one_q, one_k, one_v = (x[row : row + 1, :, real].float() for x in (q, k, v))
+        tokens, heads = one_q.shape[2], q.shape[1]
+        ahead = torch.arange(tokens, device=q.device) - torch.arange(tokens, device=q.device)[:, None]
+        seen = ahead <= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
+        near = seen & ((ahead.abs() < mixer.window) | (torch.arange(tokens, device=q.device) < mixer.sink_tokens))
+        scores = one_q * mixer.scale @ repeat_heads(one_k, heads).transpose(-1, -2)
+        far = mixer.of_queries(one_q) @ repeat_heads(mixer.of_keys(one_k), heads).transpose(-1, -2) * (seen & ~near)
+        values = repeat_heads(one_v, heads)
+        right, by_near = masked_softmax(scores, seen) @ values, masked_softmax(scores, near) @ values
+        by_far, mass = far @ values, far.sum(-1, keepdim=True)
+        mixed = ((by_near + math.exp(c) * by_far) / (1 + math.exp(c) * mass) for c in LOG_FACTORS)
+        errors.append(torch.stack([(y - right).square().sum((0, 2, 3)) for y in mixed]))
+    return torch.stack(errors).sum(0)
