@@ -108,6 +108,15 @@ class WindowMixer(Mixer):
     def accumulate(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
         return self._next_state(self._join(k, v, token_mask, state), state)
 
+    def _slide(self, k: Tensor, v: Tensor, state: State) -> tuple[State, Tensor | None, Tensor | None]:
+        """Do the same for one token without padding, in few operations; return the token that leaves the window beside it."""
+        old_k, old_v, sinks = state["k"], state["v"], self.sink_tokens
+        if old_k.shape[2] < sinks + self.window:
+            return {"k": torch.cat([old_k, k], 2), "v": torch.cat([old_v, v], 2)}, None, None
+        sizes = [sinks, 1, old_k.shape[2] - sinks - 1]
+        (first_k, last_k, rest_k), (first_v, last_v, rest_v) = old_k.split(sizes, 2), old_v.split(sizes, 2)
+        return {"k": torch.cat([first_k, rest_k, k], 2), "v": torch.cat([first_v, rest_v, v], 2)}, last_k, last_v
+
     def _join(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> Slots:
         """Join the tokens of a state with new ones."""
         new, mask = k.shape[2], token_mask

@@ -78,7 +78,7 @@ class SlidingWindowMixer(WindowMixer):
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         if token_mask is not None or "mask" in state or self.ablated is not None:
             return super().step(q, k, v, token_mask, state)
-        state = self.accumulate(k, v, None, state)  # without padding, all of it is near
+        state, _, _ = self._slide(k, v, state)  # all of it is near
         key_heads, k, v = k.shape[1], state["k"], state["v"]
         grouped = group_heads(q, key_heads)
         if self.softcap is None and self.sinks is None:

@@ -118,12 +118,14 @@ class WindowedLinearMixer(WindowMixer):
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         if token_mask is not None or "mask" in state or self.ablated is not None or self.far is None:
             return super().step(q, k, v, token_mask, state)
-        state = self.accumulate(k, v, None, state)  # without padding, all of it is near but for what is in the sums
-        key_heads = k.shape[1]
+        sums, key_heads = state["sums"], k.shape[1]
+        state, left_k, left_v = self._slide(k, v, state)  # all of it is near but for what is in the sums
+        if left_k is not None and left_v is not None:
+            sums = torch.addcmul(sums, self.of_keys(left_k).mT, F.pad(left_v, (0, 1), value=1.0))
         near = F.scaled_dot_product_attention(group_heads(q, key_heads), state["k"], state["v"], scale=self.scale)
-        far = group_heads(self.of_queries(q) * self.log_far.exp(), key_heads) @ state["sums"]
-        y = (near + far[..., :-1]) / (far[..., -1:] + 1)
-        return y.reshape(*q.shape[:3], -1), state
+        far = group_heads(self.of_queries(q) * self.log_far.exp(), key_heads) @ sums
+        values, mass = far.split_with_sizes([v.shape[3], 1], -1)
+        return ((near + values) / (mass + 1)).reshape(*q.shape[:3], -1), {**state, "sums": sums}
 
     def _evict(self, k: Tensor, v: Tensor, mask: Tensor | None, state: State | None) -> State:
         """Add the tokens that leave the window to the sums."""
