@@ -6,6 +6,7 @@ import torch
 from segue.students import SlidingWindow, WindowedLinear
 from tests.students.attention.mixers.checks import attention_spec, inputs, mixer_of, padding
 from tests.students.attention.mixers.formulas import distance, feature_products, logits, prepared, softmax_weights
+from tests.students.attention.mixers.test_windowed_linear import factor
 
 OPERATORS = [SlidingWindow(window=9, sinks=2), WindowedLinear(window=9, sinks=2), WindowedLinear(window=70, sinks=1)]
 EVERY_BRANCH = [(operator, branch) for operator in OPERATORS for branch in operator.mixer_class.branches]
@@ -20,7 +21,7 @@ def without(operator, spec, mixer, q, k, v, token_mask, causal, branch):
     weights = softmax_weights(logits(spec, q, k), window | (seen & sink))
     far = torch.zeros(())
     if isinstance(operator, WindowedLinear):
-        far = mixer.log_far.exp() * feature_products(operator.feature_map, mixer, q, k)
+        far = factor(mixer, q) * feature_products(operator.feature_map, mixer, q, k)
     weights = weights + far * (seen & ~sink & ~window)
     parts = {"sinks": seen & sink, "window": window, "far": seen & ~sink & ~window}
     weights = weights.masked_fill(parts[branch], 0.0)

@@ -40,8 +40,9 @@ SETTINGS = {
 }
 IN_MODELS = {"WindowedLinear": WindowedLinear(window=3)}
 MAPS = {"of_queries.weight": (6, 7, 7), "of_keys.weight": (2, 7, 7)}
-STATE_DICT = dict.fromkeys(SETTINGS, MAPS | {"log_far": (6, 1, 1)}) | {
-    "windowed, wide": {"log_far": (6, 1, 1)},
+FAR = {"log_far": (6, 1, 1), "far_of_queries": (6, 7, 1)}
+STATE_DICT = dict.fromkeys(SETTINGS, MAPS | FAR) | {
+    "windowed, wide": FAR,
     "windowed, 0.1.0": MAPS | {"near_share": (6, 1, 1)},
 }
 
@@ -53,8 +54,13 @@ def naive(operator, spec, mixer, q, k, v, token_mask, causal):
     k, v, token_mask, seen = prepared(q, k, v, token_mask, causal)
     sink = token_mask & (token_mask.cumsum(1) <= operator.sinks)
     near = seen & ((distance(q.shape[2]).abs() < operator.window) | sink[:, None, None, :])
-    far = mixer.log_far.exp() * feature_products(operator.feature_map, mixer, q, k)
+    far = factor(mixer, q) * feature_products(operator.feature_map, mixer, q, k)
     return normalised(softmax_weights(logits(spec, q, k), near) + far.where(seen & ~near, zero())) @ v
+
+
+def factor(mixer, q):
+    """Return exp(a + b . q) for each query, at most e^10."""
+    return torch.einsum("bhtd,hde->bhte", q, mixer.far_of_queries).add(mixer.log_far).clamp_max(10).exp()
 
 
 def naive_of_0_1_0(operator, spec, mixer, q, k, v, token_mask, causal):
@@ -121,7 +127,7 @@ def test_a_head_that_drops_its_window_sees_itself_and_what_is_not_in_the_window(
     window = seen & (distance(100) > -9) & ~sink
     weights = softmax_weights(logits(spec, q, k), window | (seen & sink))
     weights = weights.masked_fill(window & (distance(100) != 0) & dropped[:, None, None], 0.0)
-    far = mixer.log_far.exp() * feature_products("hedgehog", mixer, q, k)
+    far = factor(mixer, q) * feature_products("hedgehog", mixer, q, k)
     expected = normalised(weights + far.where(seen & ~window & ~sink, zero())) @ v
     torch.testing.assert_close(found * real, expected * real)
 

@@ -23,14 +23,15 @@ from segue.students.attention.spec import AttentionSpec
 
 __all__ = ["WindowedLinear"]
 
+LARGEST_LOG = 10.0  # of a far factor
 LOG_FACTORS = tuple(step / 4 for step in range(-48, 9))  # what a fit of the far factor tries: e^-12 is as good as nothing
 
 
 class WindowedLinearMixer(WindowMixer):
-    """Weights p_ts near and c f(q_t) . f(k_s) far, divided by their common sum; p is the softmax over near tokens alone.
+    """Weights p_ts near and c_t f(q_t) . f(k_s) far, divided by their common sum; p is the softmax over near tokens alone.
 
-    Near are the tokens less than `window` away and the sinks; c > 0 is learned per head. With `far=None` it is max_s p_ts / g,
-    g in (0, 1) learned per head, as in version 0.1.0.
+    Near are the tokens less than `window` away and the sinks. c_t = exp(a + b . q_t), a and b learned per head, at most e^10.
+    With `far=None`, as in version 0.1.0, c_t = max_s p_ts / g, g in (0, 1) learned per head.
     """
 
     branches = ("sinks", "window", "far")
@@ -40,25 +41,26 @@ class WindowedLinearMixer(WindowMixer):
         super().__init__(settings.window, settings.sinks)
         self.scale, self.far = scale, settings.far
         near_weight, product = 1 / settings.window, _mean_product(settings.feature_map, head_size)
-        self.first_factor = None if self.far is None else self.far * near_weight / product
+        self.start = None if self.far is None else self.far * near_weight / product
         self.dropout, self.dropout_until = settings.window_dropout, settings.window_dropout_until
         self.of_queries = feature_map(settings.feature_map, heads, head_size)
         self.of_keys = feature_map(settings.feature_map, key_heads, head_size)
-        learned = nn.Parameter(torch.empty(heads, 1, 1))
         if self.far is None:
-            self.near_share = learned
+            self.near_share = nn.Parameter(torch.empty(heads, 1, 1))
         else:
-            self.log_far = learned
+            self.log_far = nn.Parameter(torch.empty(heads, 1, 1))
+            self.far_of_queries = nn.Parameter(torch.empty(heads, head_size, 1))
         self.register_buffer("kept", torch.ones(heads, dtype=torch.bool) if self.dropout else None, persistent=False)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Let an average far token weigh `far` times as much as a near one; in the way of version 0.1.0 start with g = 1/2."""
-        if self.first_factor is None:
+        if self.start is None:
             self.near_share.zero_()
         else:
-            self.log_far.fill_(math.log(self.first_factor))
+            self.log_far.fill_(math.log(self.start))
+            self.far_of_queries.zero_()
 
     @torch.no_grad()
     def begin_step(self, progress: float, noise: Noise) -> None:
@@ -70,11 +72,12 @@ class WindowedLinearMixer(WindowMixer):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
         heads, tokens = q.shape[1], q.shape[2]
         near = NearKeys(tokens, token_mask, q.device, self.window, self.sink_tokens, causal)
-        q_features, k_features = split(self.of_queries(q), near.size), repeat_heads(self.of_keys(k), heads)
+        q_features, k_features = split(self._of_queries(q), near.size), repeat_heads(self.of_keys(k), heads)
         k, v = repeat_heads(k, heads), append_ones(repeat_heads(v, heads))
         scores = split(q * self.scale, near.size) @ near.of(k).transpose(-1, -2)  # (batch, heads, blocks, size, keys)
         weights = near.softmax(scores)
-        q_features = q_features * self._factor(weights, 5)
+        if self.far is None:
+            q_features = q_features * self._first_factor(weights)
         if self.ablated is not None:
             weights = self._ablate(weights, torch.arange(scores.shape[-1], device=q.device) >= scores.shape[-1] - near.sinks)
         if self.training and self.kept is not None:
@@ -106,7 +109,9 @@ class WindowedLinearMixer(WindowMixer):
         seen = distance <= 0 if slots.mask is None else (distance <= 0) & slots.mask[:, None, None]
         near = seen & (sink | (distance > -self.window))
         weights = masked_softmax(q * self.scale @ repeat_heads(slots.k, heads).transpose(-1, -2), near)
-        q_features, k_features = self.of_queries(q) * self._factor(weights, 4), repeat_heads(self.of_keys(slots.k), heads)
+        q_features, k_features = self._of_queries(q), repeat_heads(self.of_keys(slots.k), heads)
+        if self.far is None:
+            q_features = q_features * self._first_factor(weights)
         far = (q_features @ k_features.transpose(-1, -2)) * (seen & ~near).to(q.dtype)
         if self.ablated is not None:
             weights, far = self._ablate(weights, sink), far * (self.ablated != "far")
@@ -123,7 +128,7 @@ class WindowedLinearMixer(WindowMixer):
         if left_k is not None and left_v is not None:
             sums = torch.addcmul(sums, self.of_keys(left_k).mT, F.pad(left_v, (0, 1), value=1.0))
         near = F.scaled_dot_product_attention(group_heads(q, key_heads), state["k"], state["v"], scale=self.scale)
-        far = group_heads(self.of_queries(q) * self.log_far.exp(), key_heads) @ sums
+        far = group_heads(self._of_queries(q), key_heads) @ sums
         values, mass = far.split_with_sizes([v.shape[3], 1], -1)
         return ((near + values) / (mass + 1)).reshape(*q.shape[:3], -1), {**state, "sums": sums}
 
@@ -135,11 +140,17 @@ class WindowedLinearMixer(WindowMixer):
         sums = self.of_keys(k).transpose(-1, -2) @ v  # (batch, key heads, features, size + 1)
         return {"sums": state["sums"] + sums if state else sums}
 
-    def _factor(self, weights: Tensor, dims: int) -> Tensor:
-        """Return what far weights are multiplied by, for each query."""
-        if self.far is not None:
-            return self.log_far.to(weights.dtype).exp().view(-1, *(1,) * (dims - 2))
-        share = self.near_share.to(weights.dtype).sigmoid().view(-1, *(1,) * (dims - 2))
+    def _of_queries(self, q: Tensor) -> Tensor:
+        """Return the features of queries, multiplied by their factor."""
+        features: Tensor = self.of_queries(q)
+        if self.far is None:
+            return features
+        logs = q @ self.far_of_queries.to(q.dtype) + self.log_far.to(q.dtype)
+        return features * logs.clamp_max(LARGEST_LOG).exp()
+
+    def _first_factor(self, weights: Tensor) -> Tensor:
+        """Return the factor of version 0.1.0, for each query."""
+        share = self.near_share.to(weights.dtype).sigmoid().view(-1, *(1,) * (weights.dim() - 2))
         return weights.amax(-1, keepdim=True) / share
 
     def _ablate(self, weights: Tensor, sink: Tensor) -> Tensor:
@@ -218,7 +229,8 @@ def _errors(
         seen = ahead <= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
         near = seen & ((ahead.abs() < mixer.window) | (torch.arange(tokens, device=q.device) < mixer.sink_tokens))
         scores = one_q * mixer.scale @ repeat_heads(one_k, heads).transpose(-1, -2)
-        far = mixer.of_queries(one_q) @ repeat_heads(mixer.of_keys(one_k), heads).transpose(-1, -2) * (seen & ~near)
+        features = mixer._of_queries(one_q) * (-mixer.log_far.float()).exp()
+        far = features @ repeat_heads(mixer.of_keys(one_k), heads).transpose(-1, -2) * (seen & ~near)
         values = repeat_heads(one_v, heads)
         right, by_near = masked_softmax(scores, seen) @ values, masked_softmax(scores, near) @ values
         by_far, mass = far @ values, far.sum(-1, keepdim=True)
