@@ -18,8 +18,8 @@ SETTINGS = {
     "mixed, linear": MixedHeads(operator=LinearAttention(), keep=(0,)),
     "mixed, window": MixedHeads(operator=SlidingWindow(window=5), keep=(0,)),
 }
-IN_MODELS = {"MixedHeads": MixedHeads(operator=WindowedLinear(window=3), keep=(1,))}
-OTHERS = {"of_queries.weight": (5, 7, 7), "of_keys.weight": (5, 7, 7), "log_far": (5, 1, 1), "far_of_queries": (5, 7, 1)}
+IN_MODELS = {"MixedHeads": MixedHeads(operator=WindowedLinear(window=3), keep=(0,))}
+OTHERS = {"of_queries.weight": (5, 7, 7), "of_keys.weight": (5, 7, 7), "log_far": (5,), "far_of_queries": (5, 7, 1)}
 STATE_DICT = {"mixed": {f"others.{name}": shape for name, shape in OTHERS.items()}}
 # of six query heads, three for each key head: all of a key head, as many of each, and more of one than of the other
 GROUPS = [(3, 4, 5), (0, 4), (1, 2, 4), (0, 1, 2, 3, 4)]

@@ -40,7 +40,7 @@ SETTINGS = {
 }
 IN_MODELS = {"WindowedLinear": WindowedLinear(window=3)}
 MAPS = {"of_queries.weight": (6, 7, 7), "of_keys.weight": (2, 7, 7)}
-FAR = {"log_far": (6, 1, 1), "far_of_queries": (6, 7, 1)}
+FAR = {"log_far": (6,), "far_of_queries": (6, 7, 1)}
 STATE_DICT = dict.fromkeys(SETTINGS, MAPS | FAR) | {
     "windowed, wide": FAR,
     "windowed, 0.1.0": MAPS | {"near_share": (6, 1, 1)},
@@ -60,7 +60,7 @@ def naive(operator, spec, mixer, q, k, v, token_mask, causal):
 
 def factor(mixer, q):
     """Return exp(a + b . q) for each query, at most e^10."""
-    return torch.einsum("bhtd,hde->bhte", q, mixer.far_of_queries).add(mixer.log_far).clamp_max(10).exp()
+    return torch.einsum("bhtd,hde->bhte", q, mixer.far_of_queries).add(mixer.log_far.view(-1, 1, 1)).clamp_max(10).exp()
 
 
 def naive_of_0_1_0(operator, spec, mixer, q, k, v, token_mask, causal):
@@ -85,7 +85,9 @@ def test_far_tokens_start_with_a_share_of_the_weight_of_near_ones(kind):
     spec = attention_spec(size=16)
     mixer = WindowedLinear(window=20, far=0.25, feature_map=kind).mixer(spec)
     q, k = torch.randn(2, 1, 6, 500, 16, generator=torch.Generator().manual_seed(0))
-    far = mixer.log_far.exp() * (mixer.of_queries(q) @ repeat_heads(mixer.of_keys(k[:, :2]), 6).transpose(-1, -2))
+    far = mixer.log_far.exp().view(-1, 1, 1) * (
+        mixer.of_queries(q) @ repeat_heads(mixer.of_keys(k[:, :2]), 6).transpose(-1, -2)
+    )
     assert far.mean().item() == pytest.approx(0.25 / 20, rel=0.1)
 
 

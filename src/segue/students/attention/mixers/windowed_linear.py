@@ -48,7 +48,7 @@ class WindowedLinearMixer(WindowMixer):
         if self.far is None:
             self.near_share = nn.Parameter(torch.empty(heads, 1, 1))
         else:
-            self.log_far = nn.Parameter(torch.empty(heads, 1, 1))
+            self.log_far = nn.Parameter(torch.empty(heads))  # of one dimension, so that weight decay leaves it alone
             self.far_of_queries = nn.Parameter(torch.empty(heads, head_size, 1))
         self.register_buffer("kept", torch.ones(heads, dtype=torch.bool) if self.dropout else None, persistent=False)
         self.reset_parameters()
@@ -145,7 +145,7 @@ class WindowedLinearMixer(WindowMixer):
         features: Tensor = self.of_queries(q)
         if self.far is None:
             return features
-        logs = q @ self.far_of_queries.to(q.dtype) + self.log_far.to(q.dtype)
+        logs = q @ self.far_of_queries.to(q.dtype) + self.log_far.to(q.dtype).view(-1, 1, 1)
         return features * logs.clamp_max(LARGEST_LOG).exp()
 
     def _first_factor(self, weights: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def fitting_far(*students: nn.Module) -> Iterator[None]:
         if found.any():
             best = torch.tensor(LOG_FACTORS)[found.argmin(0)]
             with torch.no_grad():
-                mixer.log_far.copy_(best.view(-1, 1, 1))
+                mixer.log_far.copy_(best)
 
 
 @torch.no_grad()
@@ -229,7 +229,7 @@ def _errors(
         seen = ahead <= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
         near = seen & ((ahead.abs() < mixer.window) | (torch.arange(tokens, device=q.device) < mixer.sink_tokens))
         scores = one_q * mixer.scale @ repeat_heads(one_k, heads).transpose(-1, -2)
-        features = mixer._of_queries(one_q) * (-mixer.log_far.float()).exp()
+        features = mixer._of_queries(one_q) * (-mixer.log_far.float()).exp().view(-1, 1, 1)
         far = features @ repeat_heads(mixer.of_keys(one_k), heads).transpose(-1, -2) * (seen & ~near)
         values = repeat_heads(one_v, heads)
         right, by_near = masked_softmax(scores, seen) @ values, masked_softmax(scores, near) @ values
