@@ -60,7 +60,7 @@ def operators(tokens: int) -> dict[str, StudentFactory]:
         "Performer": Performer(features=SIZE),
         "Linformer": Linformer(rank=SIZE, tokens=tokens),
         "Nystrom": Nystrom(landmarks=SIZE),
-        "Sliding window": SlidingWindow(window=SIZE, global_tokens=1),
+        "Sliding window": SlidingWindow(window=SIZE, sinks=1),
         "Windowed linear": WindowedLinear(window=SIZE),
         "Fourier": Fourier(),
     }

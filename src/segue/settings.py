@@ -16,9 +16,11 @@ from typing import Any
 from segue.errors import SegueError, nearest
 
 # What version 0.1.0 wrote -> what it is called today. `first_names` undoes this for hashes: a rename does not change them, and
-# neither does a setting that was added since, while it has the value that stands for what was done without it.
+# neither does a setting that was added since, while it has the value that stands for what was done without it. A file without
+# the setting means that value, whatever the default is today.
 RENAMED_KINDS = {"students.Library": "students.FlaLayer"}
 RENAMED_FIELDS = {
+    "students.SlidingWindow": {"global_tokens": "sinks"},
     "Run": {"looks": "evaluations", "share": "data_fraction"},
     "ImageTask": {"look": "eval_examples"},
     "SentenceTask": {"look": "eval_examples"},
@@ -29,6 +31,7 @@ FIRST_OPERATORS = (
 )
 ADDED_FIELDS: dict[str, dict[str, Any]] = {f"students.{name}": {"ignore": []} for name in FIRST_OPERATORS}
 ADDED_FIELDS["students.Fourier"]["across"] = "head"
+ADDED_FIELDS["students.WindowedLinear"] |= {"sinks": 0, "far": None, "window_dropout": 0.0, "window_dropout_until": 0.5}
 ADDED_FIELDS["Plan"] = {"phases": []}
 ADDED_FIELDS["Recipe"] = {"guard": None, "ema": None, "early_stopping": None}
 
@@ -99,7 +102,7 @@ class Serializer:
         if kind != written:
             for name, prefix in DROPPED_PREFIXES.get(kind, {}).items():
                 fields |= {name: str(fields[name]).removeprefix(prefix)} if name in fields else {}
-        found = self.decode_fields(made, kind, fields, at)
+        found = self.decode_fields(made, kind, {**ADDED_FIELDS.get(kind, {}), **fields}, at)
         try:
             return made(**found)
         except TypeError as error:

@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from segue.lab.config import SERIALIZER, config_hash, from_dict, to_dict
+from segue.plan import SERIALIZER as OF_PLANS
 from segue.reporting import records as results
 from segue.settings import RENAMED_FIELDS, unsaved
 
@@ -23,7 +24,7 @@ RENAMED: dict[str, str | None] = {
         f"{kind}.{old}": new
         for kind, fields in RENAMED_FIELDS.items()
         for old, new in fields.items()
-        if new in {f.name for f in dataclasses.fields(SERIALIZER.kinds[kind])}
+        if new in {f.name for f in dataclasses.fields({**OF_PLANS.kinds, **SERIALIZER.kinds}[kind])}
     },
     "Cifar10Png": None,
     "Npz": None,

@@ -16,6 +16,7 @@ from segue.sites import Span
         ("WindowedLinear", students.WindowedLinear()),
         (" LinearAttention() ", students.LinearAttention()),
         ("WindowedLinear(window=32)", students.WindowedLinear(window=32)),
+        ("SlidingWindow(global_tokens=2)", students.SlidingWindow(sinks=2)),  # the name of version 0.1.0
         ("NarrowMlp(ratio=0.5, init=TruncatedSvd())", students.NarrowMlp(ratio=0.5, init=students.TruncatedSvd())),
         ("LowRankMlp(rank=3)", students.LowRankMlp(rank=3)),
         ("Reinit", students.Reinit()),

@@ -20,7 +20,7 @@ from segue.convert.pretrained import Base, open_base
 from segue.errors import ConfigError, SiteError, nearest
 from segue.losses import FeatureGuidance
 from segue.methods import ALL
-from segue.plan import Plan
+from segue.plan import Plan, decode
 from segue.reporting.records import read_json, removed_on_failure, write_json
 from segue.schedules import Constant
 from segue.sites import Selector, Span, select
@@ -55,7 +55,7 @@ def convert(
     base = open_base(settings.model)
     data = load(base, settings)
     base.model.to(processes.device)
-    plan = _plan(settings, base, student)
+    plan = _plan(settings, base, _saved_student(work) or student)
     made = ("settings.json", "metrics.jsonl", "checkpoints") if main else ()
     with locked_on_rank_0(work), removed_on_failure(work, *made):
         _refuse_finished(out)  # both again: another process may have been quicker
@@ -117,6 +117,17 @@ def _plan(settings: Conversion, base: Base, student: Any) -> Plan:
     if base.kind == "encoder":  # the only task to learn from is what the original returns
         plan = dataclasses.replace(plan, distill=FeatureGuidance(schedule=Constant(alpha=1.0)))
     return plan
+
+
+def _saved_student(work: Path) -> Any:
+    """Return the student of the checkpoint that is resumed: the same text may mean another one since a default changed."""
+    for path in folders.checkpoints(work / "checkpoints")[:1]:
+        try:
+            saved = read_json(path / "state.json")["segue"]["plan"]["student"]
+        except (OSError, ValueError, LookupError, TypeError):  # damaged: `fit` takes an earlier one, or says so
+            return None
+        return decode(saved, "plan.student")
+    return None
 
 
 def _sites(settings: Conversion, base: Base) -> Selector:

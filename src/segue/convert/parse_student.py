@@ -9,6 +9,7 @@ from typing import Any
 
 from segue import students
 from segue.errors import ConfigError, nearest
+from segue.settings import RENAMED_FIELDS
 from segue.sites import Span
 
 KINDS = {
@@ -68,9 +69,10 @@ def _made(node: ast.expr, text: str) -> Any:
         settings = {}
         for keyword in node.keywords:
             assert keyword.arg is not None
-            if keyword.arg not in known:
-                raise _invalid(text, f"{kind.__name__} has no setting {keyword.arg!r}. {nearest(keyword.arg, known)}")
-            settings[keyword.arg] = _made(keyword.value, text)
+            name = RENAMED_FIELDS.get(f"students.{kind.__name__}", {}).get(keyword.arg, keyword.arg)
+            if name not in known:
+                raise _invalid(text, f"{kind.__name__} has no setting {name!r}. {nearest(name, known)}")
+            settings[name] = _made(keyword.value, text)
         try:
             return kind(**settings)
         except TypeError as error:

@@ -10,6 +10,7 @@ from segue.core import surgery
 from segue.core.modes import Watch
 from segue.core.shortening import shorten_, warn_of
 from segue.core.step_state import StepState, closed_for_good
+from segue.core.student_steps import begin_step
 from segue.core.transaction import all_or_nothing
 from segue.core.verify import require_same_when_shortened
 from segue.errors import HandoverError
@@ -41,6 +42,7 @@ def finalize_(handover: Handover, *, force: bool) -> nn.Module:
         differences = shorten_(model, sites)
         warn_of(model, [text for text in differences if text not in handover.unrebuilt])
         model.segue = record  # type: ignore[assignment]
+    begin_step(handover.seams.values(), handover.plan.seed, handover.steps_done, progress=1.0)
     handover.forget()
     return model
 

@@ -29,6 +29,7 @@ from segue.core.raised import Raised, raised_at
 from segue.core.shortening import unrebuilt, warn_of
 from segue.core.step_rates import StepRates
 from segue.core.step_state import StepState, checked_total, closed_in_graphs, progress_at, step_state
+from segue.core.student_steps import begin_step
 from segue.core.trained import trained_parameters
 from segue.core.transaction import all_or_nothing
 from segue.core.verify import OptimizerWatch, Verification, verify
@@ -107,6 +108,7 @@ class Handover(Copied):
         self.auxiliary.measured = self.closed_loop.due(0, total_steps)
         self._install()
         self._follow(state)
+        self._begin_step()
         self._optimizers.listen()  # last: nothing after it can fail
 
     def _install(self) -> None:
@@ -144,6 +146,7 @@ class Handover(Copied):
         total = checked_total(total)
         self._follow(self._state_at(self.steps_done, total))
         self._total_steps = total
+        self._begin_step()
         self.auxiliary.measured = self.closed_loop.due(self.steps_done, total)
 
     @property
@@ -214,8 +217,12 @@ class Handover(Copied):
         raised = self.raised if raised is None else raised
         return step_state(self.plan, self.sites, step, total, self.closed_loop.alphas, raised)
 
+    def _begin_step(self) -> None:
+        begin_step(self.seams.values(), self.plan.seed, self.steps_done, self.progress)
+
     def _arrive_at(self, step: int) -> None:
         self.steps_done = step
+        self._begin_step()
         self.auxiliary.measured = self.closed_loop.due(step, self._total_steps)
         if not all(site.hold for site in self._state.sites.values()):
             self.local.errors.clear()  # students that act on each other come away from their teachers

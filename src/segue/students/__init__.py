@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the f
     from segue.students.attention.mixers.gated_linear import *
     from segue.students.attention.mixers.linear import *
     from segue.students.attention.mixers.linformer import *
+    from segue.students.attention.mixers.mixed_heads import *
     from segue.students.attention.mixers.nystrom import *
     from segue.students.attention.mixers.performer import *
     from segue.students.attention.mixers.sliding_window import *

@@ -215,7 +215,7 @@ def test_a_causal_mask_need_not_be_announced() -> None:
     teacher, x = nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(2, 6, 32)
     models.scramble_(teacher)
     mask = torch.ones(6, 6, dtype=torch.bool).triu(1)
-    for student in (Softmax()(teacher, HERE), SlidingWindow(window=6, global_tokens=0)(teacher, HERE)):
+    for student in (Softmax()(teacher, HERE), SlidingWindow(window=6, sinks=0)(teacher, HERE)):
         assert close(student(x, x, x, attn_mask=mask)[0], teacher(x, x, x, attn_mask=mask)[0])
     student = LinearAttention()(teacher, HERE)
     assert torch.equal(student(x, x, x, attn_mask=mask)[0], student(x, x, x, attn_mask=mask, is_causal=True)[0])
@@ -307,7 +307,7 @@ def test_operators_with_a_softmax_apply_any_mask(mask: Tensor) -> None:
     teacher, x = timm.layers.Attention(32, 4), torch.randn(2, 6, 32)
     models.scramble_(teacher)
     expected = teacher(x, attn_mask=mask)
-    for operator in (Softmax(), SlidingWindow(window=6, global_tokens=0), SlidingWindow(window=6, global_tokens=2)):
+    for operator in (Softmax(), SlidingWindow(window=6, sinks=0), SlidingWindow(window=6, sinks=2)):
         assert close(operator(teacher, HERE)(x, attn_mask=mask), expected), operator
     with pytest.raises(StudentError, match="LinearAttention cannot apply this mask"):
         LinearAttention()(teacher, HERE)(x, attn_mask=mask)

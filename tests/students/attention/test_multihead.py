@@ -142,7 +142,7 @@ def test_numbers_at_keys_are_added_and_hide_nothing() -> None:
     teacher, x = teacher_of(batch_first=True), torch.randn(2, 6, 32)
     call = {"key_padding_mask": NUMBERS, "need_weights": False}
     expected = teacher(x, x, x, **call)[0]
-    for operator in (Softmax(), SlidingWindow(window=6, global_tokens=0)):
+    for operator in (Softmax(), SlidingWindow(window=6, sinks=0)):
         assert close(operator(teacher, HERE)(x, x, x, **call)[0], expected)
     with pytest.raises(StudentError) as caught:
         LinearAttention()(teacher, HERE)(x, x, x, **call)

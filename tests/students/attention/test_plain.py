@@ -95,7 +95,7 @@ def test_a_position_bias_is_registered_in_four_lines() -> None:
     with pytest.raises(StudentError, match="if the fields of segue.students.AttentionSpec can say what it computes"):
         Softmax()(teacher, HERE)
     segue.students.register_attention(plain.Alibi, Mine)
-    for operator in (Softmax(), SlidingWindow(window=TOKENS, global_tokens=0)):
+    for operator in (Softmax(), SlidingWindow(window=TOKENS, sinks=0)):
         assert close(operator(teacher, HERE)(x), teacher(x))
     with pytest.raises(StudentError) as caught:
         LinearAttention()(teacher, HERE)

@@ -168,7 +168,7 @@ def test_a_softmax_student_is_its_teacher(case: Case) -> None:
     teacher, x = case.teacher(), case.input()
     expected = teacher(x, **case.call)
     students = [Softmax()(teacher, Site("attn"))]
-    students += [] if case.asks else [SlidingWindow(window=60, global_tokens=0)(teacher, Site("attn"))]
+    students += [] if case.asks else [SlidingWindow(window=60, sinks=0)(teacher, Site("attn"))]
     for student in students:
         torch.testing.assert_close(student(x, **case.call), expected, rtol=1e-4, atol=1e-4)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,8 @@ class Mixer(nn.Module):
     dense = False  # computes the logits of all pairs of tokens, so that it can add anything to them
     recurrent = False  # `mix_chunk` and `accumulate` exist
     honours: frozenset[str] = frozenset()  # of bias, softcap, sinks and window: what of a teacher's softmax it keeps
+    branches: ClassVar[tuple[str, ...]] = ()  # the parts of its weights that can be left out, by `ablated`
+    ablated: str | None = None  # a branch that contributes nothing: its weights are removed, the others normalised again
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
         """Mix a complete sequence."""

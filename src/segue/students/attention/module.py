@@ -58,6 +58,11 @@ class Operator:
     init: Initialisation = field(default_factory=CopyMatching)
     ignore: tuple[Ignorable, ...] = ()
 
+    @property
+    def honours(self) -> frozenset[str]:
+        """What of a teacher's softmax the operator keeps."""
+        return self.mixer_class.honours
+
     def mixer(self, spec: AttentionSpec) -> Mixer:
         """Build the mixer for an attention module."""
         raise NotImplementedError
@@ -88,7 +93,7 @@ class Operator:
     def _honoured(self, spec: AttentionSpec, site: Site, ignored: frozenset[str], keep: bool) -> AttentionSpec:
         """Return the spec without what the user ignores; refuse what the operator cannot do."""
         name = type(self).__name__
-        lacking = [part for part in spec.features if part not in self.mixer_class.honours and part not in ignored]
+        lacking = [part for part in spec.features if part not in self.honours and part not in ignored]
         if "window" in lacking:
             lacking.remove("window")
             text = f"{name} looks at all tokens, its teacher at {spec.window}. ignore=('window',) says that this is meant."

@@ -13,9 +13,9 @@ from tests.students.attention.mixers.formulas import distance, logits, prepared
 
 OPERATORS = {
     "softmax": Softmax(),
-    "window": SlidingWindow(window=5, global_tokens=0),
-    "window, global": SlidingWindow(window=9, global_tokens=3),
-    "wide window": SlidingWindow(window=70, global_tokens=1),
+    "window": SlidingWindow(window=5, sinks=0),
+    "window, global": SlidingWindow(window=9, sinks=3),
+    "wide window": SlidingWindow(window=70, sinks=1),
 }
 FEATURES = {
     "bias": {},
@@ -37,7 +37,7 @@ def bias_of(feature, tokens, shape=(4, HEADS)):
 def naive(operator, spec, sinks, bias, q, k, v, token_mask, causal):
     k, v, token_mask, seen = prepared(q, k, v, token_mask, causal)
     if isinstance(operator, SlidingWindow):
-        first = token_mask & (token_mask.cumsum(1) <= operator.global_tokens)
+        first = token_mask & (token_mask.cumsum(1) <= operator.sinks)
         near = (distance(q.shape[2]).abs() < operator.window) | first[:, None, :] | first[:, :, None]
         seen = seen & near[:, None]
     scores = logits(spec, q, k)

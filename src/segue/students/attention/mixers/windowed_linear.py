@@ -1,140 +1,171 @@
-"""Windowed linear attention: softmax near, linear far, under one normalisation (the LoLCATs operator)."""
+"""Windowed linear attention: softmax near, linear far, under one normalisation (the operator of LoLCATs)."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segue.border import PositiveInt, checked
-from segue.students.attention.mixer import (
-    Mixer,
-    State,
-    additive_mask,
-    append_ones,
-    full_mask,
-    group_heads,
-    normalise,
-    repeat_heads,
-    tail,
-)
-from segue.students.attention.mixers.blocks import distances, join, neighbours, reach, split, sums_after, sums_before, within
+from segue.border import Count, Fraction, PositiveFloat, PositiveInt, Unit, checked
+from segue.gates import Noise
+from segue.students.attention.mixer import Mixer, State, append_ones, group_heads, masked_softmax, normalise, repeat_heads
+from segue.students.attention.mixers.blocks import join, split, sums_after, sums_before
 from segue.students.attention.mixers.linear import FeatureMap, feature_map
-from segue.students.attention.mixers.sliding_window import SMALLEST_BLOCK
+from segue.students.attention.mixers.near import NearKeys, WindowMixer
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
 
 __all__ = ["WindowedLinear"]
 
+LARGEST_LOG = 10.0  # of a far factor
+LOG_FACTORS = tuple(step / 4 for step in range(-48, 9))  # what a fit of the far factor tries: e^-12 is as good as nothing
 
-class WindowedLinearMixer(Mixer):
-    """Weights g exp(scale q_t . k_s - largest in the window) near and f(q_t) . f(k_s) far, divided by their common sum.
 
-    Near is less than `window` away; g in (0, 1) is learned per head.
+class WindowedLinearMixer(WindowMixer):
+    """Weights p_ts near and c_t f(q_t) . f(k_s) far, divided by their common sum; p is the softmax over near tokens alone.
+
+    Near are the tokens less than `window` away and the sinks. c_t = exp(a + b . q_t), a and b learned per head, at most e^10.
+    With `far=None`, as in version 0.1.0, c_t = max_s p_ts / g, g in (0, 1) learned per head.
     """
 
-    supports_causal = True
-    recurrent = True
+    branches = ("sinks", "window", "far")
+    kept: Tensor | None  # (heads,), False where this step leaves the window out
 
-    def __init__(self, window: int, kind: FeatureMap, heads: int, key_heads: int, head_size: int, scale: float) -> None:
-        super().__init__()
-        self.window, self.scale = window, scale
-        self.of_queries = feature_map(kind, heads, head_size)
-        self.of_keys = feature_map(kind, key_heads, head_size)
-        self.near_share = nn.Parameter(torch.empty(heads, 1, 1))
+    def __init__(self, settings: WindowedLinear, heads: int, key_heads: int, head_size: int, scale: float) -> None:
+        super().__init__(settings.window, settings.sinks)
+        self.scale, self.far = scale, settings.far
+        near_weight, product = 1 / settings.window, _mean_product(settings.feature_map, head_size)
+        self.start = None if self.far is None else self.far * near_weight / product
+        self.dropout, self.dropout_until = settings.window_dropout, settings.window_dropout_until
+        self.of_queries = feature_map(settings.feature_map, heads, head_size)
+        self.of_keys = feature_map(settings.feature_map, key_heads, head_size)
+        if self.far is None:
+            self.near_share = nn.Parameter(torch.empty(heads, 1, 1))
+        else:
+            self.log_far = nn.Parameter(torch.empty(heads))  # of one dimension, so that weight decay leaves it alone
+            self.far_of_queries = nn.Parameter(torch.empty(heads, head_size, 1))
+        self.register_buffer("kept", torch.ones(heads, dtype=torch.bool) if self.dropout else None, persistent=False)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start with g = 1/2."""
-        self.near_share.zero_()
+        """Let an average far token weigh `far` times as much as a near one; in the way of version 0.1.0 start with g = 1/2."""
+        if self.start is None:
+            self.near_share.zero_()
+        else:
+            self.log_far.fill_(math.log(self.start))
+            self.far_of_queries.zero_()
+
+    @torch.no_grad()
+    def begin_step(self, progress: float, noise: Noise) -> None:
+        """Draw the heads that do without their window in this step of the training."""
+        if self.kept is not None:
+            probability = self.dropout * max(0.0, 1.0 - progress / self.dropout_until)
+            self.kept.copy_(torch.tensor([noise.uniform(head) >= probability for head in range(len(self.kept))]))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
         heads, tokens = q.shape[1], q.shape[2]
-        q_features, k_features = self.of_queries(q), repeat_heads(self.of_keys(k), heads)
+        near = NearKeys(tokens, token_mask, q.device, self.window, self.sink_tokens, causal)
+        q_features, k_features = split(self._of_queries(q), near.size), repeat_heads(self.of_keys(k), heads)
         k, v = repeat_heads(k, heads), append_ones(repeat_heads(v, heads))
-        if token_mask is None:
-            token_mask = full_mask(k)
-        else:
-            v = v * token_mask[:, None, :, None]  # the ones too: padding then adds to no sum
-        size = min(max(self.window, SMALLEST_BLOCK), tokens)
-        sides = reach(tokens, size, causal)
-        q, q_features = split(q * self.scale, size), split(q_features, size)
-        k, k_features, v, mask = (split(x, size) for x in (k, k_features, v, token_mask[:, None, :, None]))
-        distance = distances(size, sides, q.device)
-        near = within(self.window, distance, causal)
-        far = (~near & (distance <= 0) if causal else ~near).to(q.dtype)
+        scores = split(q * self.scale, near.size) @ near.of(k).transpose(-1, -2)  # (batch, heads, blocks, size, keys)
+        weights = near.softmax(scores)
+        if self.far is None:
+            q_features = q_features * self._first_factor(weights)
+        if self.ablated is not None:
+            weights = self._ablate(weights, torch.arange(scores.shape[-1], device=q.device) >= scores.shape[-1] - near.sinks)
+        if self.training and self.kept is not None:
+            stays = F.pad(near.distance == 0, (0, near.sinks), value=True)  # a token always sees itself and the sinks
+            weights = weights * (self.kept.view(-1, 1, 1, 1) | stays).to(weights.dtype)
+        sums = weights @ near.of(v)
+        if self.ablated != "far":
+            sums = sums + self._far_sums(q_features, k_features, v, near, causal)
+        return join(normalise(sums), tokens)
 
-        scores = q @ neighbours(k, sides).transpose(-1, -2)  # (batch, heads, blocks, size, keys)
-        sharp = self._sharp(scores, neighbours(mask, sides).transpose(-1, -2) & near, self.near_share[:, None])
-        soft = (q_features @ neighbours(k_features, sides).transpose(-1, -2)).mul_(far)
-        sums = soft.add_(sharp) @ neighbours(v, sides)
-        states = k_features.transpose(-1, -2) @ v  # (batch, heads, blocks, features, head size + 1)
+    def _far_sums(self, q_features: Tensor, k_features: Tensor, v: Tensor, near: NearKeys, causal: bool) -> Tensor:
+        """Sum over the tokens outside of the window, but for the sinks."""
+        if near.sinks or near.padded:
+            v = v * near.local[:, None, :, None].to(v.dtype)  # the ones too: padding and sinks then add to no sum
+        far = ~near.in_window & (near.distance <= 0) if causal else ~near.in_window
+        soft = (q_features @ near.neighbours(k_features).transpose(-1, -2)).mul_(far.to(v.dtype))
+        sums = soft @ near.neighbours(v)
+        states = split(k_features, near.size).transpose(-1, -2) @ split(
+            v, near.size
+        )  # (batch, heads, blocks, features, size + 1)
         if states.shape[2] > 2:
             others = sums_before(states, 2) if causal else sums_before(states, 2) + sums_after(states, 2)
             sums = sums + q_features @ others
-        return join(normalise(sums), tokens)
+        return sums
 
     def mix_chunk(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> Tensor:
-        heads, tokens, past = q.shape[1], q.shape[2], state["k"].shape[2]
-        k, v, mask = self._window(k, v, token_mask, state)
-        distance = torch.arange(-past, tokens, device=q.device) - torch.arange(tokens, device=q.device)[:, None]
-        near = within(self.window, distance, causal=True)
-        scores = (q * self.scale) @ repeat_heads(k, heads).transpose(-1, -2)
-        sharp = self._sharp(scores, near if mask is None else mask[:, None, None] & near, self.near_share)
-        q_features, k_features = self.of_queries(q), repeat_heads(self.of_keys(k), heads)
-        soft = (q_features @ k_features.transpose(-1, -2)) * (~near & (distance <= 0)).to(q.dtype)
-        return normalise((sharp + soft) @ repeat_heads(v, heads) + q_features @ repeat_heads(state["sums"], heads))
+        slots, heads = self._join(k, v, token_mask, state), q.shape[1]
+        distance, sink = slots.distance(), slots.sink[:, None, None]  # (new, tokens), (batch or 1, 1, 1, tokens)
+        seen = distance <= 0 if slots.mask is None else (distance <= 0) & slots.mask[:, None, None]
+        near = seen & (sink | (distance > -self.window))
+        weights = masked_softmax(q * self.scale @ repeat_heads(slots.k, heads).transpose(-1, -2), near)
+        q_features, k_features = self._of_queries(q), repeat_heads(self.of_keys(slots.k), heads)
+        if self.far is None:
+            q_features = q_features * self._first_factor(weights)
+        far = (q_features @ k_features.transpose(-1, -2)) * (seen & ~near).to(q.dtype)
+        if self.ablated is not None:
+            weights, far = self._ablate(weights, sink), far * (self.ablated != "far")
+        sums = (weights + far) @ append_ones(repeat_heads(slots.v, heads))
+        if self.ablated != "far":
+            sums = sums + q_features @ repeat_heads(state["sums"], heads)
+        return normalise(sums)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
-        key_heads = k.shape[1]
-        k, v, mask = self._window(k, v, token_mask, state)  # all of it is near
-        scores = group_heads(q * self.scale, key_heads) @ k.transpose(-1, -2)
-        sharp = self._sharp(scores, None if mask is None else mask[:, None, None], self.near_share.view(key_heads, -1, 1))
-        y = normalise(sharp @ v + group_heads(self.of_queries(q), key_heads) @ state["sums"])
-        return y.reshape(*q.shape[:3], -1), self._next_state(k, v, mask, state)
+        if token_mask is not None or "mask" in state or self.ablated is not None or self.far is None:
+            return super().step(q, k, v, token_mask, state)
+        sums, key_heads = state["sums"], k.shape[1]
+        state, left_k, left_v = self._slide(k, v, state)  # all of it is near but for what is in the sums
+        if left_k is not None and left_v is not None:
+            sums = torch.addcmul(sums, self.of_keys(left_k).mT, F.pad(left_v, (0, 1), value=1.0))
+        near = F.scaled_dot_product_attention(group_heads(q, key_heads), state["k"], state["v"], scale=self.scale)
+        far = group_heads(self._of_queries(q), key_heads) @ sums
+        values, mass = far.split_with_sizes([v.shape[3], 1], -1)
+        return ((near + values) / (mass + 1)).reshape(*q.shape[:3], -1), {**state, "sums": sums}
 
-    def accumulate(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
-        return self._next_state(*self._window(k, v, token_mask, state), state)
+    def _evict(self, k: Tensor, v: Tensor, mask: Tensor | None, state: State | None) -> State:
+        """Add the tokens that leave the window to the sums."""
+        if state and not k.shape[2]:
+            return {"sums": state["sums"]}
+        v = append_ones(v) if mask is None else append_ones(v) * mask[:, None, :, None].to(v.dtype)
+        sums = self.of_keys(k).transpose(-1, -2) @ v  # (batch, key heads, features, size + 1)
+        return {"sums": state["sums"] + sums if state else sums}
 
-    def _window(
-        self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Join the tokens of a state with new ones; values get a column of ones, which are zeros at padding."""
-        v = append_ones(v)
-        if token_mask is not None:
-            v = v * token_mask[:, None, :, None]
-        if state is None:
-            return k, v, token_mask
-        if token_mask is not None or "mask" in state:
-            before = state.get("mask", full_mask(state["k"]))
-            token_mask = torch.cat([before, full_mask(k) if token_mask is None else token_mask], dim=1)
-        return torch.cat([state["k"], k], dim=2), torch.cat([state["v"], v], dim=2), token_mask
+    def _of_queries(self, q: Tensor) -> Tensor:
+        """Return the features of queries, multiplied by their factor."""
+        features: Tensor = self.of_queries(q)
+        if self.far is None:
+            return features
+        logs = q @ self.far_of_queries.to(q.dtype) + self.log_far.to(q.dtype).view(-1, 1, 1)
+        return features * logs.clamp_max(LARGEST_LOG).exp()
 
-    def _next_state(self, k: Tensor, v: Tensor, mask: Tensor | None, state: State | None) -> State:
-        """Return what later tokens need: the last `window - 1`, and sums over those before them."""
-        cut = max(0, k.shape[2] - self.window + 1)
-        sums = None if state is None else state["sums"]
-        if cut or sums is None:
-            older = self.of_keys(k[:, :, :cut]).transpose(-1, -2) @ v[:, :, :cut]
-            sums = older if sums is None else sums + older
-        state = {"k": tail(k, cut), "v": tail(v, cut), "sums": sums}
-        return state if mask is None else {**state, "mask": tail(mask, cut, 1)}
+    def _first_factor(self, weights: Tensor) -> Tensor:
+        """Return the factor of version 0.1.0, for each query."""
+        share = self.near_share.to(weights.dtype).sigmoid().view(-1, *(1,) * (weights.dim() - 2))
+        return weights.amax(-1, keepdim=True) / share
 
-    def _sharp(self, scores: Tensor, visible: Tensor | None, near_share: Tensor) -> Tensor:
-        """Return the weights of the window: g exp(score - largest), and zeros where nothing is visible."""
-        if visible is not None:
-            scores = scores.add_(additive_mask(visible, scores.dtype))
-        largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min / 2)
-        return (scores - (largest - F.logsigmoid(near_share.to(scores.dtype)))).exp_()
+    def _ablate(self, weights: Tensor, sink: Tensor) -> Tensor:
+        left = self._part(sink)
+        return weights if left is None else weights * left.to(weights.dtype)
 
 
 @checked
 @dataclass(frozen=True, kw_only=True)
 class WindowedLinear(Operator):
-    """Softmax attention to the tokens less than `window` away and linear attention to the rest, normalised together."""
+    """Softmax attention to the tokens less than `window` away and to the first `sinks`, linear attention to the rest.
+
+    Both are normalised together. Each head learns what its linear part is multiplied by; `far` is what a far token weighs at
+    the start, relative to a near one.
+    """
 
     cost = "n (window + d) d"
     paper = "https://arxiv.org/abs/2410.10254"
@@ -142,7 +173,67 @@ class WindowedLinear(Operator):
 
     window: PositiveInt = 64
     feature_map: FeatureMap = "hedgehog"
+    sinks: Count = 1
+    far: PositiveFloat | None = 0.05  # None: a share of the near part is learned instead, as in version 0.1.0
+    window_dropout: Unit = 0.0  # the probability that a head does without its window in a step, at the start of the training
+    window_dropout_until: Fraction = 0.5  # of the run: the probability falls to 0 by then
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
-        shape = spec.heads, spec.key_heads, spec.head_size
-        return WindowedLinearMixer(self.window, self.feature_map, *shape, spec.logit_scale)
+        return WindowedLinearMixer(self, spec.heads, spec.key_heads, spec.head_size, spec.logit_scale)
+
+
+def _mean_product(kind: FeatureMap, head_size: int) -> float:
+    """Return the mean of f(q) . f(k) over random queries and keys."""
+    if kind == "hedgehog":
+        return 2 / head_size  # two halves, each of which sums to 1
+    drawn = torch.randn(1, 1, 1024, head_size, generator=torch.Generator().manual_seed(0), device="cpu")
+    return max(feature_map(kind, 1, head_size)(drawn).mean(2).square().sum().item(), 1e-6)
+
+
+@contextmanager
+def fitting_far(*students: nn.Module) -> Iterator[None]:
+    """Give each head the far factor that comes nearest to softmax, in the calls of students inside a `with` block.
+
+    A factor of almost 0 is a choice too, so that on these calls no head is further from softmax than without its far part.
+    """
+    mixers = [part for student in students for part in student.modules() if isinstance(part, WindowedLinearMixer)]
+    errors = {mixer: torch.zeros(len(LOG_FACTORS), len(mixer.log_far)) for mixer in mixers if mixer.far is not None}
+
+    def listen(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        errors[mixer] += _errors(mixer, *args, **kwargs).cpu()
+
+    handles = [mixer.register_forward_pre_hook(listen, with_kwargs=True) for mixer in errors]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    for mixer, found in errors.items():
+        if found.any():
+            best = torch.tensor(LOG_FACTORS)[found.argmin(0)]
+            with torch.no_grad():
+                mixer.log_far.copy_(best)
+
+
+@torch.no_grad()
+def _errors(
+    mixer: WindowedLinearMixer, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None = None, causal: bool = False, *_: Any
+) -> Tensor:
+    """Return the squared distance of each head to softmax by factor, (factors, heads)."""
+    errors = []
+    for row in range(len(q)):  # all pairs of tokens of a sequence at a time
+        real = slice(None) if token_mask is None else token_mask[row]
+        one_q, one_k, one_v = (x[row : row + 1, :, real].float() for x in (q, k, v))
+        tokens, heads = one_q.shape[2], q.shape[1]
+        ahead = torch.arange(tokens, device=q.device) - torch.arange(tokens, device=q.device)[:, None]
+        seen = ahead <= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
+        near = seen & ((ahead.abs() < mixer.window) | (torch.arange(tokens, device=q.device) < mixer.sink_tokens))
+        scores = one_q * mixer.scale @ repeat_heads(one_k, heads).transpose(-1, -2)
+        features = mixer._of_queries(one_q) * (-mixer.log_far.float()).exp().view(-1, 1, 1)
+        far = features @ repeat_heads(mixer.of_keys(one_k), heads).transpose(-1, -2) * (seen & ~near)
+        values = repeat_heads(one_v, heads)
+        right, by_near = masked_softmax(scores, seen) @ values, masked_softmax(scores, near) @ values
+        by_far, mass = far @ values, far.sum(-1, keepdim=True)
+        mixed = ((by_near + math.exp(c) * by_far) / (1 + math.exp(c) * mass) for c in LOG_FACTORS)
+        errors.append(torch.stack([(y - right).square().sum((0, 2, 3)) for y in mixed]))
+    return torch.stack(errors).sum(0)
