@@ -34,6 +34,11 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
             self.pending = {"k": replaced.keys[:, :, : self.seen], "v": replaced.values[:, :, : self.seen]}
             self.pending |= {} if token_mask is None else {"token_mask": token_mask[:, : self.seen]}
 
+    @property
+    def has_current_state(self) -> bool:
+        """Whether there is a state, and it is that after all tokens so far."""
+        return bool(self.state) and not self.pending
+
     def current(self, mixer: Mixer) -> State:
         """Return the state after all tokens so far; empty before the first."""
         if self.pending:

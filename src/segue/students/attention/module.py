@@ -197,16 +197,21 @@ class Attention(nn.Module):
             keys = self.reduction(x, call.size)
             call = replace(call, keys=keys, cross=True, places=places_in(call.size, keys.shape[1], x.device))
         q, k, v = self.project(x, call)
-        call, bias = self._with_bias(call, q.shape[2], k.shape[2])
+        bias: Tensor | None = None
+        if self.bias is not None:
+            call, bias = self._with_bias(call, self.bias, q.shape[2], k.shape[2])
         if call.cross:
             y = self._mix(q, k, v, call, causal=False)
         elif call.cache is None:
             y = self._mix(q, k, v, call, self.causal if call.causal is None else call.causal)
+        elif (layer := self._layer_to_continue(call)) is not None:
+            y, layer.state = self.mixer.decode_step(q, k, v, None, layer.state)
+            layer.seen += 1
         elif self.causal and call.causal is not False and self._keeps_a_state(call):
             y = self._mix_with_state(q, k, v, call)
         else:
             y = self._mix_with_keys_and_values(q, k, v, call)
-        y = self.leave(y.transpose(1, 2).flatten(2), x)  # (batch, tokens, heads * head size)
+        y = self.leave(_join(y), x)
         if self.residual_norm is not None:
             y = self.residual_norm(call.x + y)
         if call.need_weights:
@@ -221,7 +226,8 @@ class Attention(nn.Module):
             shares = self.gate(x).sigmoid()
             y = y * (shares if shares.shape == y.shape else shares.repeat_interleave(y.shape[-1] // self.heads, dim=-1))
         if self.output is not None:
-            y = self.output_dropout(self.output(y))
+            y = self.output(y)
+            y = self.output_dropout(y) if self.output_dropout.p else y
         return y
 
     def project(self, x: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -256,13 +262,11 @@ class Attention(nn.Module):
         layer = call.cache.cross_attention_cache.layers[self.layer_idx]
         return layer.keys, layer.values
 
-    def _with_bias(self, call: AttentionCall, tokens: int, keys: int) -> tuple[AttentionCall, Tensor | None]:
-        """Add the student's own bias to that of the call, unless it is ignored; return it too."""
-        own: Tensor | None = None
-        if self.bias is not None:
-            cache = None if call.cross else getattr(call.cache, "self_attention_cache", call.cache)
-            own = self.bias(tokens, keys + (0 if cache is None else int(cache.get_seq_length(self.layer_idx))))
-        if own is not None and "bias" not in self.ignored:
+    def _with_bias(self, call: AttentionCall, module: nn.Module, tokens: int, keys: int) -> tuple[AttentionCall, Tensor]:
+        """Add the bias of the student's own module to that of the call, unless it is ignored; return it too."""
+        cache = None if call.cross else getattr(call.cache, "self_attention_cache", call.cache)
+        own: Tensor = module(tokens, keys + (0 if cache is None else int(cache.get_seq_length(self.layer_idx))))
+        if "bias" not in self.ignored:
             call = replace(call, bias=own if call.bias is None else call.bias + own)
         return call, own
 
@@ -371,6 +375,15 @@ class Attention(nn.Module):
         layer.append(k, v, token_mask, self.mixer)
         return y
 
+    def _layer_to_continue(self, call: AttentionCall) -> Any:
+        """Return the layer of the cache whose state one token continues, where no mask and nothing else has a say; or None."""
+        alone = call.mask is None and call.token_mask is None and call.bias is None and call.causal is not False
+        if not (alone and call.x.shape[1] == 1 and self.causal and self.mixer.recurrent and self.layer_idx is not None):
+            return None
+        layers = getattr(getattr(call.cache, "self_attention_cache", call.cache), "layers", ())
+        layer = layers[self.layer_idx] if self.layer_idx < len(layers) else None
+        return layer if getattr(layer, "has_current_state", False) else None
+
     def _keeps_a_state(self, call: AttentionCall) -> bool:
         """Return whether the past is a state in the cache; else it is keys and values there."""
         if not self.mixer.recurrent or call.bias is not None:
@@ -395,8 +408,14 @@ class Attention(nn.Module):
 
 def _split(x: Tensor, heads: int) -> Tensor:
     """Split (batch, tokens, width) into (batch, heads, tokens, head size)."""
-    parts: Tensor = x.unflatten(-1, (heads, -1))  # type: ignore[no-untyped-call]
-    return parts.transpose(1, 2)
+    batch, tokens, _ = x.shape
+    return x.view(batch, heads, 1, -1) if tokens == 1 else x.view(batch, tokens, heads, -1).transpose(1, 2)
+
+
+def _join(y: Tensor) -> Tensor:
+    """Undo `_split`."""
+    batch, _, tokens, _ = y.shape
+    return y.reshape(batch, 1, -1) if tokens == 1 else y.transpose(1, 2).flatten(2)
 
 
 def _linear_like(original: Projection | None) -> nn.Linear | None:

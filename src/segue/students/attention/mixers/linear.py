@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from segue.border import checked
 from segue.errors import StudentError
-from segue.students.attention.mixer import Mixer, State, append_ones, group_heads, normalise, repeat_heads
+from segue.students.attention.mixer import Mixer, State, append_ones, normalise, read_state, repeat_heads
 from segue.students.attention.mixers.blocks import causal_sums
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
@@ -120,9 +120,8 @@ class LinearMixer(Mixer):
         return {"sums": sums if state is None else state["sums"] + sums}
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
-        sums = torch.addcmul(state["sums"], self._features(k, token_mask).transpose(-1, -2), append_ones(v))
-        y = normalise(group_heads(self.of_queries(q), k.shape[1]) @ sums)
-        return y.reshape(*q.shape[:3], -1), {"sums": sums}
+        sums = torch.addcmul(state["sums"], self._features(k, token_mask).mT, append_ones(v))
+        return normalise(read_state(self.of_queries(q), sums)), {"sums": sums}
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None) -> Tensor:
         heads = q.shape[1]
