@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from segue.errors import StudentError
 from segue.students.attention.spec import Groups
@@ -120,6 +119,8 @@ class Mixer(nn.Module):
 
     def decode_step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """Mix one token that follows a state; return its output and the next state."""
+        if token_mask is None and q.dtype == k.dtype == v.dtype == torch.float32 and not _autocasts(v):
+            return self.step(q, k, v, None, state)
         with _full_precision(v):
             y, state = self.step(_widened(q), *_prepare(k, v, token_mask), token_mask, state)
         return y.to(v.dtype), state
@@ -196,9 +197,13 @@ def mix_groups(mixer: Mixer, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | Non
     return y
 
 
+def _autocasts(like: Tensor) -> bool:
+    return torch.is_autocast_enabled("cpu" if like.is_meta else like.device.type)
+
+
 def _full_precision(like: Tensor) -> AbstractContextManager[Any]:
     device = "cpu" if like.is_meta else like.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if _autocasts(like) else nullcontext()
 
 
 def _widened(x: Tensor) -> Tensor:
@@ -298,7 +303,7 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 def append_ones(v: Tensor) -> Tensor:
     """Append a column of ones to values, so that one product sums both the values and their weights."""
-    return F.pad(v, (0, 1), value=1.0)
+    return torch.cat([v, v.new_ones((*v.shape[:-1], 1))], dim=-1)
 
 
 def normalise(sums: Tensor, least: float = EPSILON) -> Tensor:

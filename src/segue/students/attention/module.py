@@ -225,31 +225,35 @@ class Attention(nn.Module):
         if self.gate is not None:
             shares = self.gate(x).sigmoid()
             y = y * (shares if shares.shape == y.shape else shares.repeat_interleave(y.shape[-1] // self.heads, dim=-1))
-        if self.output is not None:
-            y = self.output(y)
+        if (output := self.output) is not None:
+            y = output(y)
             y = self.output_dropout(y) if self.output_dropout.p else y
         return y
 
     def project(self, x: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, each (batch, heads, tokens, head size)."""
-        kept = self._kept(call)
+        kept, query, key = self._kept(call), self.query, self.key
         for_queries, for_keys, shared = (x, x, None) if self.latent is None else self.latent(x)
         if kept is None:
             for_keys = for_keys if call.keys is None else call.keys
             v = _split(self.value(for_keys if call.values is None else call.values), self.key_heads)
-            k = v if self.key is None else _split(self.key(for_keys), self.key_heads)
-            if shared is not None and self.key is not None:
+            k = v if key is None else _split(key(for_keys), self.key_heads)
+            if shared is not None and key is not None:
                 k = torch.cat([k, shared[:, None].expand(-1, self.key_heads, -1, -1)], dim=-1)
         else:
             k, v = kept
-        q = repeat_heads(v, self.heads) if self.query is None else _split(self.query(for_queries), self.heads)
-        if self.settings["norm_after_rotation"]:
-            q, k = self._rotate(q, k, call)
-        q, k = self._norm(q, self.query_norm), k if kept is not None else self._norm(k, self.key_norm)
+        q = repeat_heads(v, self.heads) if query is None else _split(query(for_queries), self.heads)
+        rotates = call.rotary is not None and query is not None and key is not None
+        if rotates and self.settings["norm_after_rotation"]:
+            q, k = self.interface.rotate(q, k, call.rotary)
+        if self.query_norm is not None:
+            q = self._norm(q, self.query_norm)
+        if self.key_norm is not None and kept is None:
+            k = self._norm(k, self.key_norm)
         if (clip := self.settings["clip"]) is not None:
             q, k, v = (x.clamp(-clip, clip) for x in (q, k, v))
-        if not self.settings["norm_after_rotation"]:
-            q, k = self._rotate(q, k, call)
+        if rotates and not self.settings["norm_after_rotation"]:
+            q, k = self.interface.rotate(q, k, call.rotary)
         if call.cross and kept is None and hasattr(call.cache, "cross_attention_cache"):
             k, v = call.cache.cross_attention_cache.update(k, v, self.layer_idx)
             call.cache.is_updated[self.layer_idx] = True
@@ -270,15 +274,8 @@ class Attention(nn.Module):
             call = replace(call, bias=own if call.bias is None else call.bias + own)
         return call, own
 
-    def _rotate(self, q: Tensor, k: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        if call.rotary is None or self.query is None or self.key is None:
-            return q, k
-        return self.interface.rotate(q, k, call.rotary)
-
-    def _norm(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+    def _norm(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Apply a norm of queries or keys, which sees (batch, tokens, heads, head size), or all heads at once."""
-        if norm is None:
-            return x
         if self.settings["norm_over"] == "heads first":
             first: Tensor = norm(x)
             return first

@@ -222,9 +222,9 @@ class ByName(AttentionInterface):
         given = dict(zip(self.parameters, args, strict=False)) | kwargs
         roles: dict[str, Any] = {}
         for name, value in given.items():
-            role = ROLE_OF.get(name)
             if value is None or value is False or name in HARMLESS:
                 continue
+            role = ROLE_OF.get(name)
             if name in ASKS_FOR_WEIGHTS:
                 raise _refused(f"{name}={value!r}", "operators without softmax have no attention weights: leave it out.")
             if role is None or (role == "bias" and self.reading["bias"] == "none"):
@@ -242,7 +242,8 @@ class ByName(AttentionInterface):
             x = x + roles["rotary"] if "rotary" in roles else x
             keys = keys + roles["memory positions"] if "memory positions" in roles else keys
         of_memory = cross and "encoder_attention_mask" in self.parameters
-        tokens, pairs = read_mask(roles.get("memory mask" if of_memory else "mask"), x.shape[0], of_pairs=of_pairs)
+        mask = roles.get("memory mask" if of_memory else "mask")
+        tokens, pairs = (None, None) if mask is None else read_mask(mask, x.shape[0], of_pairs=of_pairs)
         return AttentionCall(
             x,
             tokens,
@@ -275,10 +276,11 @@ class ByName(AttentionInterface):
 
     def _rotates_tokens(self, q: Tensor, rotary: Any) -> bool:
         """Return whether a decoding step may rotate its queries and keys together, by halves."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.reading["rotation"] not in ("own", "by halves"):
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
         if self.by_halves is None:
-            self.by_halves = self.own_rotation is None or is_by_halves(self.own_rotation)
+            own = self.reading["rotation"] == "own" and self.own_rotation is not None and is_by_halves(self.own_rotation)
+            self.by_halves = own or self.reading["rotation"] == "by halves"
         cos = rotary[0]
         return self.by_halves and type(q) is Tensor and cos.dim() == 3 and cos.shape[-1] == q.shape[-1] and cos.dtype == q.dtype
 

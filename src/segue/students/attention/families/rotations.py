@@ -29,7 +29,7 @@ def rotate_token(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
 
 
 class _Angles:
-    """The last cos and sin as `rotate_token` takes them, which the layers of a model share: sin is negative in the first half."""
+    """Make cos and sin what `rotate_token` takes, once for the layers that share them: sin is negative in its first half."""
 
     def __init__(self) -> None:
         self.given: tuple[Any, ...] = ()
