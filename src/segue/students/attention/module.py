@@ -353,7 +353,7 @@ class Attention(nn.Module):
         from segue.students.attention.cache import state_layer
 
         assert self.layer_idx is not None
-        layer = state_layer(call.cache, self.layer_idx, self._padding(call))
+        layer = state_layer(call.cache, self.layer_idx, lambda: self._padding(call))
         tokens = q.shape[2]
         seen = layer.seen + tokens
         kept = seen - layer.get_mask_sizes(tokens)[1]  # masks begin where the teacher's window does
@@ -361,8 +361,8 @@ class Attention(nn.Module):
         if token_mask is not None and token_mask.shape[1] < kept:
             raise wrong_length(token_mask, q.shape[0], kept)
         token_mask = None if token_mask is None else token_mask[:, -tokens:]
-        if token_mask is not None and tokens > 1 and not torch.compiler.is_compiling() and bool(token_mask.all()):
-            token_mask = None  # a chunk has a mask even without padding; later tokens are faster without it
+        if token_mask is not None and _may_ask(token_mask) and bool(token_mask.all()):
+            token_mask = None  # a chunk has a mask even without padding, a padded batch for each token; both are slower with it
         state = layer.current(self.mixer)
         if state and tokens == 1:
             y, layer.state = self.mixer.decode_step(q, k, v, token_mask, state)
@@ -401,6 +401,11 @@ class Attention(nn.Module):
         k, v = k[:, :, :filled], v[:, :, :filled]
         cut = {name: x[..., :filled] for name in ("token_mask", "mask", "bias") if (x := getattr(call, name)) is not None}
         return self._mix(q, k, v, replace(call, **cut), self.causal if call.causal is None else call.causal)
+
+
+def _may_ask(mask: Tensor) -> bool:
+    """Return whether Python may read a mask: compiled code cannot, and for one token it would wait too long for a device."""
+    return not torch.compiler.is_compiling() and (mask.shape[1] > 1 or mask.device.type == "cpu")
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
