@@ -274,7 +274,7 @@ class Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("name", "more"), [("elu", 0), ("relu", 0), ("hedgehog", 14), ("performer", 16)])
+@pytest.mark.parametrize(("name", "more"), [("elu", 0), ("relu", 0), ("hedgehog", 13), ("performer", 15)])
 def test_a_decoding_step_takes_about_as_many_operations_as_the_original(name, more):
     """What decides at short contexts, where operations are small: per layer, compared with softmax and its usual cache."""
     counts = []

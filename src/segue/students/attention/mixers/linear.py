@@ -39,7 +39,10 @@ class Hedgehog(nn.Module):
         return self.features(self.project(x))
 
     def project(self, x: Tensor) -> Tensor:
-        return x @ self.weight.to(x.dtype)
+        weight = self.weight.to(x.dtype)
+        if x.shape[2] == 1 < x.shape[0]:  # one product for each head, not for each sequence: that would copy the weights
+            return torch.bmm(x.squeeze(2).transpose(0, 1), weight).transpose(0, 1).unsqueeze(2)
+        return x @ weight
 
     @staticmethod
     def features(y: Tensor) -> Tensor:
