@@ -18,7 +18,7 @@ EACH = {  # minutes of these; the rest is building, counting, compiling and impo
     "saturation": 6.0,
     "profile": 0.15,
     "mixers": 6.0,
-    "decoding": 3.0,
+    "decoding": 3.6,
 }
 SHARED = ("model", "model_options", "image", "patch", "classes", "sites", "batch", "small_batch")  # by all of one page
 
@@ -48,7 +48,7 @@ class Settings:
     judged_tokens: int = 8192  # where mixers are compared with softmax
     longest_softmax: int = 8192  # twice as many would take as long as all the rest
     longest_unfused: int = 4096  # whose memory is counted
-    contexts: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)  # tokens that were read before the one that is decoded
+    contexts: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)  # tokens that were read before the one that is decoded
     judged_context: int = 4096  # where decoding is compared with the original
     decoder: dict[str, Any] = field(
         default_factory=lambda: {

@@ -315,14 +315,25 @@ def decoded(student: float, growth: int = 0) -> dict:
 
 
 def test_decoding_is_judged_against_the_faster_original():
-    assert [bar.verdict for bar in decoding.bars(decoded(1.6))] == ["met", "met"]
-    speed, memory = decoding.bars(decoded(3.6, growth=2))  # faster than 4 ms, slower than 3.2
+    assert [bar.verdict for bar in decoding.bars(decoded(0.4))] == ["met", "met", "met"]
+    assert [bar.verdict for bar in decoding.bars(decoded(1.6))] == ["met", "missed", "met"]  # at 512 tokens it takes 0.4 ms
+    speed, _, memory = decoding.bars(decoded(3.6, growth=2))  # faster than 4 ms, slower than 3.2
     assert (speed.verdict, speed.measured) == ("missed", "1.125 (1.125 to 1.125)")
     assert (memory.verdict, memory.measured) == ("missed", "15,360")
     text = "\n".join(decoding.section(decoded(1.6)))
     assert "| window | 0.3 (0.3 to 0.3) | 2.5 (2.5 to 2.5) | 5.0 (5.0 to 5.0) |" in text
     assert "window, from 4096 tokens on" in text
     assert "window, from 8192 tokens on" in "\n".join(decoding.section(decoded(3.6)))
+
+
+def test_at_the_shortest_context_the_linear_kinds_are_judged():
+    record = decoded(0.4)
+    record["points"][0]["milliseconds"]["window"] = [9.0] * len(record["points"][0]["milliseconds"]["window"])
+    assert decoding.bars(record)[1].verdict == "met"  # a window alone is softmax
+    record["points"][0]["milliseconds"]["Performer"] = [0.5] * len(record["points"][0]["milliseconds"]["window"])
+    judged = decoding.bars(record)[1]
+    assert (judged.verdict, judged.measured) == ("missed", "1.250 (1.250 to 1.250)")
+    assert "after 512 / the original (softmax, static cache): the slowest of 4 linear kinds (Performer)" in judged.claim
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ import torch._dynamo.testing
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, StaticCache
 
@@ -214,6 +215,79 @@ def test_half_precision_decodes_as_it_reads(name):
     assert {x.dtype for x in cache.layers[0].state.values() if x.is_floating_point()} == {torch.float32}
     torch.testing.assert_close(pieces[MASK.bool()], whole[MASK.bool()], atol=0.1, rtol=0.05)
     assert generated(model, text(), MASK).shape == (3, TURN + NEW)
+
+
+# One token without a mask goes straight to the mixer; nothing may slip through
+
+
+@every_operator
+def test_a_token_with_a_mask_that_hides_nothing_is_one_without(name):
+    """As a static cache and eager attention bring it, and a token mask of the same."""
+    model, found = converted(name), []
+    for form in (None, torch.bool, torch.float32):
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(text(), past_key_values=cache)
+            for step in range(3):
+                keys = TURN + step + 1
+                mask = None if form is None else torch.full((3, 1, 1, keys), form == torch.bool, dtype=form)
+                last = model(text(1, seed=step), attention_mask=mask, past_key_values=cache).logits
+        found.append(last)
+    torch.testing.assert_close(found[1:], found[:1] * 2, atol=1e-5, rtol=1e-5)
+
+
+@one_of_each
+def test_a_token_that_is_padding_is_left_out_after_tokens_without_a_mask(name):
+    """A row waits for the others: its state stays as it is, whether the step before had a mask or not."""
+    model = converted(name, num_hidden_layers=1)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(text(), past_key_values=cache)
+        model(text(1, seed=1), past_key_values=cache)
+        mask = torch.ones(3, TURN + 2, dtype=torch.long)
+        mask[1, -1] = 0
+        positions = mask.cumsum(1)[:, -1:] - 1
+        model(text(1, seed=2), attention_mask=mask, position_ids=positions, past_key_values=cache)
+        mask = torch.cat([mask, torch.ones(3, 1, dtype=torch.long)], dim=1)
+        positions = mask.cumsum(1)[:, -1:] - 1
+        last = model(text(1, seed=3), attention_mask=mask, position_ids=positions, past_key_values=cache).logits
+    ids = torch.cat([text(), text(1, seed=1), text(1, seed=2), text(1, seed=3)], dim=1)
+    close(last, logits(model, ids, mask, [], None)[:, -1:])
+
+
+def test_a_mask_of_the_wrong_length_is_refused_after_tokens_without_one():
+    model, cache = converted(), DynamicCache()
+    with torch.no_grad():
+        model(text(), past_key_values=cache)
+        model(text(1), past_key_values=cache)
+        with pytest.raises(StudentError, match="with a key/value cache the mask is that of all tokens so far"):
+            model(text(1), attention_mask=torch.ones(3, 1, 1, 1, dtype=torch.bool), past_key_values=cache)
+
+
+class Counted(TorchDispatchMode):
+    """Count the operations that PyTorch dispatches."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("name", "more"), [("elu", 0), ("relu", 0), ("hedgehog", 13), ("performer", 15)])
+def test_a_decoding_step_takes_about_as_many_operations_as_the_original(name, more):
+    """What decides at short contexts, where operations are small: per layer, compared with softmax and its usual cache."""
+    counts = []
+    for model in (original(), converted(name)):
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(text(rows=1), past_key_values=cache)
+            model(text(1, rows=1), past_key_values=cache)
+            with Counted() as counted:
+                model(text(1, rows=1), past_key_values=cache)
+        counts.append(counted.count)
+    layers = len(cache.layers)
+    assert counts[1] - counts[0] <= more * layers
 
 
 # The cache itself

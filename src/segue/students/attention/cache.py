@@ -34,6 +34,11 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
             self.pending = {"k": replaced.keys[:, :, : self.seen], "v": replaced.values[:, :, : self.seen]}
             self.pending |= {} if token_mask is None else {"token_mask": token_mask[:, : self.seen]}
 
+    @property
+    def has_current_state(self) -> bool:
+        """Whether there is a state, and it is that after all tokens so far."""
+        return bool(self.state) and not self.pending
+
     def current(self, mixer: Mixer) -> State:
         """Return the state after all tokens so far; empty before the first."""
         if self.pending:
@@ -116,16 +121,16 @@ def keeps_other_states(cache: Any, index: int | None) -> bool:
     return index is not None and index < len(layers) and hasattr(layers[index], "conv_states")
 
 
-def state_layer(cache: Any, index: int, token_mask: Tensor | None) -> StateLayer:
+def state_layer(cache: Any, index: int, token_mask: Callable[[], Tensor | None]) -> StateLayer:
     """Return a recurrent student's layer of a cache, created on its first call.
 
-    `token_mask` is that of the tokens that the layer may hold by then.
+    `token_mask` returns that of the tokens that the layer may hold by then.
     """
     cache = getattr(cache, "self_attention_cache", cache)  # of an encoder and a decoder
     if cache.layer_class_to_replicate is not None:
         while len(cache.layers) <= index:
             cache.layers.append(cache.layer_class_to_replicate())
     if not isinstance(cache.layers[index], StateLayer):
-        cache.layers[index] = StateLayer(cache.layers[index], token_mask)
+        cache.layers[index] = StateLayer(cache.layers[index], token_mask())
     layer: StateLayer = cache.layers[index]
     return layer

@@ -45,7 +45,8 @@ class JointAttention(Attention):
         # (batch, heads, tokens of both, head size); rotations are of all tokens
         parts = [stream.project(x, AttentionCall(x)) for stream, x in streams]
         q, k, v = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
-        q, k = self._rotate(q, k, call)
+        if call.rotary is not None and self.query is not None and self.key is not None:
+            q, k = self.interface.rotate(q, k, call.rotary)
         y = self._mix(q, k, v, call, causal=False)
         both = torch.split(y.transpose(1, 2).flatten(2), [x.shape[1] for _, x in streams], dim=1)
         left = [stream.leave(y, x) for (stream, x), y in zip(streams, both, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -89,7 +90,7 @@ class Mixer(nn.Module):
         if causal and not self.supports_causal:
             raise not_causal(type(self).__name__.removesuffix("Mixer"))
         with _full_precision(v):
-            q, (k, v), dtype = q.to(_wide(q.dtype)), _prepare(k, v, token_mask), v.dtype
+            q, (k, v), dtype = _widened(q), _prepare(k, v, token_mask), v.dtype
             added = {} if bias is None else {"bias": bias.to(q.dtype)}
             if places is not None and self.supports_reduction:
                 y = self.mix_reduced(q, k, v, token_mask, places, **added)
@@ -109,7 +110,7 @@ class Mixer(nn.Module):
             return y
         dtype, outputs = v.dtype, []
         with _full_precision(v):
-            q, (k, v) = q.to(_wide(q.dtype)), _prepare(k, v, token_mask)
+            q, (k, v) = _widened(q), _prepare(k, v, token_mask)
             for begin in range(0, q.shape[2], CHUNK):
                 chunk = slice(begin, begin + CHUNK)
                 mask = None if token_mask is None else token_mask[:, chunk]
@@ -120,8 +121,10 @@ class Mixer(nn.Module):
 
     def decode_step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """Mix one token that follows a state; return its output and the next state."""
+        if token_mask is None and q.dtype == k.dtype == v.dtype == torch.float32 and not _autocasts(v):
+            return self.step(q, k, v, None, state)
         with _full_precision(v):
-            y, state = self.step(q.to(_wide(q.dtype)), *_prepare(k, v, token_mask), token_mask, state)
+            y, state = self.step(_widened(q), *_prepare(k, v, token_mask), token_mask, state)
         return y.to(v.dtype), state
 
     def update_state(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
@@ -196,17 +199,22 @@ def mix_groups(mixer: Mixer, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | Non
     return y
 
 
-def _full_precision(like: Tensor) -> torch.autocast:
-    return torch.autocast("cpu" if like.is_meta else like.device.type, enabled=False)
+def _autocasts(like: Tensor) -> bool:
+    return torch.is_autocast_enabled("cpu" if like.is_meta else like.device.type)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+def _full_precision(like: Tensor) -> AbstractContextManager[Any]:
+    device = "cpu" if like.is_meta else like.device.type
+    return torch.autocast(device, enabled=False) if _autocasts(like) else nullcontext()
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _prepare(k: Tensor, v: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return keys and values in at least float32, with zeros at padding."""
-    k, v = k.to(_wide(k.dtype)), v.to(_wide(v.dtype))
+    k, v = _widened(k), _widened(v)
     if token_mask is None:
         return k, v
     padding = ~token_mask[:, None, :, None]  # (batch, 1, tokens, 1)
@@ -253,6 +261,13 @@ def group_heads(x: Tensor, key_heads: int) -> Tensor:
     return x.reshape(x.shape[0], key_heads, -1, x.shape[3])
 
 
+def read_state(q: Tensor, sums: Tensor) -> Tensor:
+    """Multiply the features of one token, (batch, heads, 1, features), by sums, (batch, key heads, features, n)."""
+    (batch, heads, _, features), key_heads = q.shape, sums.shape[1]
+    y = torch.bmm(q.reshape(batch * key_heads, heads // key_heads, features), sums.flatten(0, 1))
+    return y.view(batch, heads, 1, -1)
+
+
 def full_mask(like: Tensor) -> Tensor:
     """Return the token mask of (batch, heads, tokens, head size) without padding."""
     return torch.ones(like.shape[0], like.shape[2], dtype=torch.bool, device=like.device)
@@ -290,9 +305,10 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 def append_ones(v: Tensor) -> Tensor:
     """Append a column of ones to values, so that one product sums both the values and their weights."""
-    return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    return torch.cat([v, v.new_ones((*v.shape[:-1], 1))], dim=-1)
 
 
 def normalise(sums: Tensor, least: float = EPSILON) -> Tensor:
     """Divide weighted sums of values by the sum of their weights, which is the last column."""
-    return sums[..., :-1] / sums[..., -1:].clamp_min(least)
+    values, weights = sums.split_with_sizes([sums.shape[-1] - 1, 1], -1)
+    return values / weights.clamp_min(least)

@@ -202,16 +202,21 @@ class Attention(nn.Module):
             keys = self.reduction(x, call.size)
             call = replace(call, keys=keys, cross=True, places=places_in(call.size, keys.shape[1], x.device))
         q, k, v = self.project(x, call)
-        call, bias = self._with_bias(call, q.shape[2], k.shape[2])
+        bias: Tensor | None = None
+        if self.bias is not None:
+            call, bias = self._with_bias(call, self.bias, q.shape[2], k.shape[2])
         if call.cross:
             y = self._mix(q, k, v, call, causal=False)
         elif call.cache is None:
             y = self._mix(q, k, v, call, self.causal if call.causal is None else call.causal)
+        elif (layer := self._layer_to_continue(call)) is not None:
+            y, layer.state = self.mixer.decode_step(q, k, v, None, layer.state)
+            layer.seen += 1
         elif self.causal and call.causal is not False and self._keeps_a_state(call):
             y = self._mix_with_state(q, k, v, call)
         else:
             y = self._mix_with_keys_and_values(q, k, v, call)
-        y = self.leave(y.transpose(1, 2).flatten(2), x)  # (batch, tokens, heads * head size)
+        y = self.leave(_join(y), x)
         if self.residual_norm is not None:
             y = self.residual_norm(call.x + y)
         if call.need_weights:
@@ -225,30 +230,35 @@ class Attention(nn.Module):
         if self.gate is not None:
             shares = self.gate(x).sigmoid()
             y = y * (shares if shares.shape == y.shape else shares.repeat_interleave(y.shape[-1] // self.heads, dim=-1))
-        if self.output is not None:
-            y = self.output_dropout(self.output(y))
+        if (output := self.output) is not None:
+            y = output(y)
+            y = self.output_dropout(y) if self.output_dropout.p else y
         return y
 
     def project(self, x: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, each (batch, heads, tokens, head size)."""
-        kept = self._kept(call)
+        kept, query, key = self._kept(call), self.query, self.key
         for_queries, for_keys, shared = (x, x, None) if self.latent is None else self.latent(x)
         if kept is None:
             for_keys = for_keys if call.keys is None else call.keys
             v = _split(self.value(for_keys if call.values is None else call.values), self.key_heads)
-            k = v if self.key is None else _split(self.key(for_keys), self.key_heads)
-            if shared is not None and self.key is not None:
+            k = v if key is None else _split(key(for_keys), self.key_heads)
+            if shared is not None and key is not None:
                 k = torch.cat([k, shared[:, None].expand(-1, self.key_heads, -1, -1)], dim=-1)
         else:
             k, v = kept
-        q = repeat_heads(v, self.heads) if self.query is None else _split(self.query(for_queries), self.heads)
-        if self.settings["norm_after_rotation"]:
-            q, k = self._rotate(q, k, call)
-        q, k = self._norm(q, self.query_norm), k if kept is not None else self._norm(k, self.key_norm)
+        q = repeat_heads(v, self.heads) if query is None else _split(query(for_queries), self.heads)
+        rotates = call.rotary is not None and query is not None and key is not None
+        if rotates and self.settings["norm_after_rotation"]:
+            q, k = self.interface.rotate(q, k, call.rotary)
+        if self.query_norm is not None:
+            q = self._norm(q, self.query_norm)
+        if self.key_norm is not None and kept is None:
+            k = self._norm(k, self.key_norm)
         if (clip := self.settings["clip"]) is not None:
             q, k, v = (x.clamp(-clip, clip) for x in (q, k, v))
-        if not self.settings["norm_after_rotation"]:
-            q, k = self._rotate(q, k, call)
+        if rotates and not self.settings["norm_after_rotation"]:
+            q, k = self.interface.rotate(q, k, call.rotary)
         if call.cross and kept is None and hasattr(call.cache, "cross_attention_cache"):
             k, v = call.cache.cross_attention_cache.update(k, v, self.layer_idx)
             call.cache.is_updated[self.layer_idx] = True
@@ -261,25 +271,16 @@ class Attention(nn.Module):
         layer = call.cache.cross_attention_cache.layers[self.layer_idx]
         return layer.keys, layer.values
 
-    def _with_bias(self, call: AttentionCall, tokens: int, keys: int) -> tuple[AttentionCall, Tensor | None]:
-        """Add the student's own bias to that of the call, unless it is ignored; return it too."""
-        own: Tensor | None = None
-        if self.bias is not None:
-            cache = None if call.cross else getattr(call.cache, "self_attention_cache", call.cache)
-            own = self.bias(tokens, keys + (0 if cache is None else int(cache.get_seq_length(self.layer_idx))))
-        if own is not None and "bias" not in self.ignored:
+    def _with_bias(self, call: AttentionCall, module: nn.Module, tokens: int, keys: int) -> tuple[AttentionCall, Tensor]:
+        """Add the bias of the student's own module to that of the call, unless it is ignored; return it too."""
+        cache = None if call.cross else getattr(call.cache, "self_attention_cache", call.cache)
+        own: Tensor = module(tokens, keys + (0 if cache is None else int(cache.get_seq_length(self.layer_idx))))
+        if "bias" not in self.ignored:
             call = replace(call, bias=own if call.bias is None else call.bias + own)
         return call, own
 
-    def _rotate(self, q: Tensor, k: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        if call.rotary is None or self.query is None or self.key is None:
-            return q, k
-        return self.interface.rotate(q, k, call.rotary)
-
-    def _norm(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+    def _norm(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Apply a norm of queries or keys, which sees (batch, tokens, heads, head size), or all heads at once."""
-        if norm is None:
-            return x
         if self.settings["norm_over"] == "heads first":
             first: Tensor = norm(x)
             return first
@@ -357,7 +358,7 @@ class Attention(nn.Module):
         from segue.students.attention.cache import state_layer
 
         assert self.layer_idx is not None
-        layer = state_layer(call.cache, self.layer_idx, self._padding(call))
+        layer = state_layer(call.cache, self.layer_idx, lambda: self._padding(call))
         tokens = q.shape[2]
         seen = layer.seen + tokens
         kept = seen - layer.get_mask_sizes(tokens)[1]  # masks begin where the teacher's window does
@@ -365,8 +366,8 @@ class Attention(nn.Module):
         if token_mask is not None and token_mask.shape[1] < kept:
             raise wrong_length(token_mask, q.shape[0], kept)
         token_mask = None if token_mask is None else token_mask[:, -tokens:]
-        if token_mask is not None and tokens > 1 and not torch.compiler.is_compiling() and bool(token_mask.all()):
-            token_mask = None  # a chunk has a mask even without padding; later tokens are faster without it
+        if token_mask is not None and _may_ask(token_mask) and bool(token_mask.all()):
+            token_mask = None  # a chunk has a mask even without padding, a padded batch for each token; both are slower with it
         state = layer.current(self.mixer)
         if state and tokens == 1:
             y, layer.state = self.mixer.decode_step(q, k, v, token_mask, state)
@@ -375,6 +376,15 @@ class Attention(nn.Module):
         y = self.mixer.prefill(q, k, v, token_mask, state)
         layer.append(k, v, token_mask, self.mixer)
         return y
+
+    def _layer_to_continue(self, call: AttentionCall) -> Any:
+        """Return the layer of the cache whose state one token continues, where no mask and nothing else has a say; or None."""
+        alone = call.mask is None and call.token_mask is None and call.bias is None and call.causal is not False
+        if not (alone and call.x.shape[1] == 1 and self.causal and self.mixer.recurrent and self.layer_idx is not None):
+            return None
+        layers = getattr(getattr(call.cache, "self_attention_cache", call.cache), "layers", ())
+        layer = layers[self.layer_idx] if self.layer_idx < len(layers) else None
+        return layer if getattr(layer, "has_current_state", False) else None
 
     def _keeps_a_state(self, call: AttentionCall) -> bool:
         """Return whether the past is a state in the cache; else it is keys and values there."""
@@ -398,10 +408,21 @@ class Attention(nn.Module):
         return self._mix(q, k, v, replace(call, **cut), self.causal if call.causal is None else call.causal)
 
 
+def _may_ask(mask: Tensor) -> bool:
+    """Return whether Python may read a mask: compiled code cannot, and for one token it would wait too long for a device."""
+    return not torch.compiler.is_compiling() and (mask.shape[1] > 1 or mask.device.type == "cpu")
+
+
 def _split(x: Tensor, heads: int) -> Tensor:
     """Split (batch, tokens, width) into (batch, heads, tokens, head size)."""
-    parts: Tensor = x.unflatten(-1, (heads, -1))  # type: ignore[no-untyped-call]
-    return parts.transpose(1, 2)
+    batch, tokens, _ = x.shape
+    return x.view(batch, heads, 1, -1) if tokens == 1 else x.view(batch, tokens, heads, -1).transpose(1, 2)
+
+
+def _join(y: Tensor) -> Tensor:
+    """Undo `_split`."""
+    batch, _, tokens, _ = y.shape
+    return y.reshape(batch, 1, -1) if tokens == 1 else y.transpose(1, 2).flatten(2)
 
 
 def _linear_like(original: Projection | None) -> nn.Linear | None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from segue.errors import StudentError
 from segue.students import LinearAttention
-from segue.students.attention.mixers.linear import Hedgehog, elu_plus_one, feature_map
+from segue.students.attention.mixers.linear import Hedgehog, elu_plus_one, feature_map, map_both
 from tests.students.attention.mixers.checks import attention_spec, inputs, mixer_of, run
 from tests.students.attention.mixers.formulas import feature_products, normalised, prepared, zero
 
@@ -85,6 +85,20 @@ def test_hedgehog_learns_one_matrix_per_head():
     assert torch.equal(after[:, [0, 2]], before[:, [0, 2]])
     map_.reset_parameters()
     assert torch.equal(map_(X), before)
+
+
+def test_hedgehog_maps_one_token_of_several_sequences_as_it_maps_all_tokens():
+    of_queries, of_keys = Hedgehog(3, 4).double(), Hedgehog(3, 4).double()
+    with torch.no_grad():
+        for map_ in (of_queries, of_keys):
+            map_.weight.copy_(torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(len(map_.weight))))
+        of_keys.weight.neg_()
+    for batch in (X, X[:1]):
+        for token in range(5):
+            one = batch[:, :, token : token + 1]
+            q, k = map_both(of_queries, of_keys, one, one)
+            torch.testing.assert_close(q, of_queries(batch)[:, :, token : token + 1])
+            torch.testing.assert_close(k, of_keys(batch)[:, :, token : token + 1])
 
 
 def test_hedgehog_computes_in_the_precision_of_its_input():

@@ -9,7 +9,7 @@ import torch
 from segue.errors import PlanError
 from segue.students import Performer, Softmax
 from segue.students.attention.mixers.performer import orthogonal_directions
-from tests.students.attention.mixers.checks import assert_naive, attention_spec, inputs
+from tests.students.attention.mixers.checks import assert_naive, attention_spec, inputs, mixer_of, padding
 from tests.students.attention.mixers.formulas import prepared, scale_of, softmax_weights
 
 SETTINGS = {"performer": Performer(features=16)}
@@ -37,6 +37,27 @@ def test_keys_of_very_different_length_get_the_right_weights(causal):
     lengths = torch.linspace(12, 0.1, 300)[:, None]  # the weights of the first keys are e**-200 of those of the last
     dtypes = [torch.float64, torch.float32]
     assert_naive(naive, SETTINGS["performer"], spec, q, k * lengths, v, None, causal, g, dtypes)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_tokens_one_by_one_give_what_all_of_them_give(grows):
+    """Where keys become shorter the sums keep their scale, where they become longer each step changes it."""
+    spec = attention_spec()
+    mixer, (q, k, v, _), mask = mixer_of(SETTINGS["performer"], spec), inputs(4, spec, 40), padding(40)
+    k = k * torch.linspace(*(0.1, 12) if grows else (12, 0.1), 40)[:, None]
+    for token_mask in (None, mask):
+        right = mixer.double()(q.double(), k.double(), v.double(), token_mask, causal=True).float()
+        mixer.float()
+        state = mixer.update_state(*(x[:, :, :5] for x in (k, v)), None if token_mask is None else token_mask[:, :5], None)
+        for step in range(5, 40):
+            one = slice(step, step + 1)
+            of_token = None if token_mask is None else token_mask[:, one]
+            y, after = mixer.decode_step(q[:, :, one], k[:, :, one], v[:, :, one], of_token, state)
+            chunk = mixer.mix_chunk(q[:, :, one], k[:, :, one], v[:, :, one], of_token, state)
+            real = slice(None) if of_token is None else of_token[:, 0]
+            torch.testing.assert_close(y[real], right[real][:, :, one], atol=2e-4, rtol=2e-4)
+            torch.testing.assert_close(y[real], chunk[real], atol=1e-5, rtol=1e-5)
+            state = after
 
 
 def test_directions_are_orthogonal_in_groups():

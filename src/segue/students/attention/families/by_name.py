@@ -42,7 +42,7 @@ from segue.students.attention.families.names import (
     parameters_of,
 )
 from segue.students.attention.families.probes import some_angles, some_bias, some_masks
-from segue.students.attention.families.rotations import turn
+from segue.students.attention.families.rotations import is_by_halves, rotate_token, turn
 from segue.students.attention.masks import read_mask
 from segue.students.attention.proof import MisreadError
 from segue.students.attention.spec import (
@@ -62,6 +62,7 @@ class ByName(AttentionInterface):
     """
 
     name = "attention with projections of known names"
+    by_halves: bool | None = None  # its own rotation is that of Llama; None before it was tried
 
     def __init__(self, module: nn.Module, **reading: Any) -> None:
         self.reading = {name: values[0] for name, values in self.choices(module).items()} | reading
@@ -221,9 +222,9 @@ class ByName(AttentionInterface):
         given = dict(zip(self.parameters, args, strict=False)) | kwargs
         roles: dict[str, Any] = {}
         for name, value in given.items():
-            role = ROLE_OF.get(name)
             if value is None or value is False or name in HARMLESS:
                 continue
+            role = ROLE_OF.get(name)
             if name in ASKS_FOR_WEIGHTS:
                 raise _refused(f"{name}={value!r}", "operators without softmax have no attention weights: leave it out.")
             if role is None or (role == "bias" and self.reading["bias"] == "none"):
@@ -241,7 +242,8 @@ class ByName(AttentionInterface):
             x = x + roles["rotary"] if "rotary" in roles else x
             keys = keys + roles["memory positions"] if "memory positions" in roles else keys
         of_memory = cross and "encoder_attention_mask" in self.parameters
-        tokens, pairs = read_mask(roles.get("memory mask" if of_memory else "mask"), x.shape[0], of_pairs=of_pairs)
+        mask = roles.get("memory mask" if of_memory else "mask")
+        tokens, pairs = (None, None) if mask is None else read_mask(mask, x.shape[0], of_pairs=of_pairs)
         return AttentionCall(
             x,
             tokens,
@@ -259,6 +261,8 @@ class ByName(AttentionInterface):
         rotation = self.reading["rotation"]
         if rotation == "not in this layer":
             return q, k
+        if q.shape[2] == 1 and self._rotates_tokens(q, rotary):
+            return rotate_token(q, k, *rotary)
         if rotation in ("complex", "complex by sequence"):
             return turn(q, rotary), turn(k, rotary)
         if rotation == "by halves" or self.own_rotation is None:
@@ -269,6 +273,16 @@ class ByName(AttentionInterface):
         if size == q.shape[-1]:
             return first[0], first[1]
         return torch.cat([first[0], q[..., size:]], dim=-1), torch.cat([first[1], k[..., size:]], dim=-1)
+
+    def _rotates_tokens(self, q: Tensor, rotary: Any) -> bool:
+        """Return whether a decoding step may rotate its queries and keys together, by halves."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        if self.by_halves is None:
+            own = self.reading["rotation"] == "own" and self.own_rotation is not None and is_by_halves(self.own_rotation)
+            self.by_halves = own or self.reading["rotation"] == "by halves"
+        cos = rotary[0]
+        return self.by_halves and type(q) is Tensor and cos.dim() == 3 and cos.shape[-1] == q.shape[-1] and cos.dtype == q.dtype
 
     def pack(self, y: Tensor) -> Any:
         if self.form is None:

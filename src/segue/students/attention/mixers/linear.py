@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from segue.border import checked
 from segue.errors import StudentError
-from segue.students.attention.mixer import Mixer, State, append_ones, group_heads, normalise, repeat_heads
+from segue.students.attention.mixer import Mixer, State, append_ones, normalise, read_state, repeat_heads
 from segue.students.attention.mixers.blocks import causal_sums
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
@@ -36,8 +36,17 @@ class Hedgehog(nn.Module):
         self.weight.copy_(torch.eye(self.weight.shape[-1], device=self.weight.device).expand_as(self.weight))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x @ self.weight.to(x.dtype)
-        return torch.cat([y.softmax(-1), (-y).softmax(-1)], dim=-1)
+        return self.features(self.project(x))
+
+    def project(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(x.dtype)
+        if x.shape[2] == 1 < x.shape[0]:  # one product for each head, not for each sequence: that would copy the weights
+            return torch.bmm(x.squeeze(2).transpose(0, 1), weight).transpose(0, 1).unsqueeze(2)
+        return x @ weight
+
+    @staticmethod
+    def features(y: Tensor) -> Tensor:
+        return torch.stack([y, -y], dim=-2).softmax(-1).flatten(-2)
 
 
 class FixedMap(nn.Module):
@@ -53,7 +62,7 @@ class FixedMap(nn.Module):
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """Map to exp(x) below 0 and to 1 + x above."""
-    if torch.compiler.is_compiling():
+    if torch.is_grad_enabled() and torch.compiler.is_compiling():
         # PyTorch 2.13 tells the compiler that elu's gradient is laid out like its input; its kernel lays it out like the
         # gradient that it gets. Backends that run the kernel (aot_eager) then fail at a view in the projection's backward pass.
         return torch.where(x > 0, x, x.clamp_max(0).expm1()) + 1
@@ -79,6 +88,17 @@ def feature_map(kind: FeatureMap, heads: int, head_size: int) -> nn.Module:
         "The choices are 'elu', 'relu', 'hedgehog', or a function from a tensor to non-negative features.",
         "wrap a module or a class in a function.",
     )
+
+
+def map_both(of_queries: nn.Module, of_keys: nn.Module, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Map the queries and keys of one token, in fewer operations than one after the other."""
+    if isinstance(of_queries, FixedMap) and isinstance(of_keys, FixedMap):
+        return of_queries.function(q), of_keys.function(k)
+    if not (isinstance(of_queries, Hedgehog) and isinstance(of_keys, Hedgehog)):
+        return of_queries(q), of_keys(k)
+    both = Hedgehog.features(torch.cat([of_queries.project(q), of_keys.project(k)], dim=1))
+    q, k = both.split_with_sizes([q.shape[1], k.shape[1]], 1)
+    return q, k
 
 
 def _tried(function: Callable[[Tensor], Tensor], heads: int, head_size: int) -> Callable[[Tensor], Tensor]:
@@ -120,9 +140,9 @@ class LinearMixer(Mixer):
         return {"sums": sums if state is None else state["sums"] + sums}
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
-        sums = torch.addcmul(state["sums"], self._features(k, token_mask).transpose(-1, -2), append_ones(v))
-        y = normalise(group_heads(self.of_queries(q), k.shape[1]) @ sums)
-        return y.reshape(*q.shape[:3], -1), {"sums": sums}
+        q, k = map_both(self.of_queries, self.of_keys, q, k)
+        sums = torch.addcmul(state["sums"], _without_padding(k, token_mask).mT, append_ones(v))
+        return normalise(read_state(q, sums)), {"sums": sums}
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None) -> Tensor:
         heads = q.shape[1]
@@ -133,8 +153,12 @@ class LinearMixer(Mixer):
         return self._features(k, token_mask).transpose(-1, -2) @ append_ones(v)
 
     def _features(self, k: Tensor, token_mask: Tensor | None) -> Tensor:
-        k = self.of_keys(k)  # (batch, key heads, tokens, features)
-        return k if token_mask is None else k.masked_fill(~token_mask[:, None, :, None], 0.0)
+        """Return (batch, key heads, tokens, features)."""
+        return _without_padding(self.of_keys(k), token_mask)
+
+
+def _without_padding(features: Tensor, token_mask: Tensor | None) -> Tensor:
+    return features if token_mask is None else features.masked_fill(~token_mask[:, None, :, None], 0.0)
 
 
 @checked

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from segue.border import PositiveInt, checked
-from segue.students.attention.mixer import Mixer, State, append_ones, group_heads, normalise, repeat_heads
+from segue.students.attention.mixer import Mixer, State, append_ones, normalise, read_state, repeat_heads
 from segue.students.attention.mixers.blocks import causal_sums_in_logs
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
@@ -61,12 +62,22 @@ class PerformerMixer(Mixer):
         return normalise(here * (largest - joint).exp() + before * (past - joint).exp(), LEAST)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
-        key_heads, (k, logs) = k.shape[1], self._key_features(k, token_mask)
-        largest = torch.maximum(logs, state["largest"])
-        old = state["sums"] * (state["largest"] - largest).exp()
-        sums = torch.addcmul(old, k.transpose(-1, -2), append_ones(v) * (logs - largest).exp())
-        y = normalise(group_heads(self._query_features(q), key_heads) @ sums, LEAST)
-        return y.reshape(*q.shape[:3], -1), {"sums": sums, "largest": largest}
+        heads, sums, largest = q.shape[1], state["sums"], state["largest"]
+        both = F.linear(torch.cat([q, k], dim=1) * self.root_scale, self.directions.to(q.dtype))
+        of_keys = both[:, heads:].sub_(k.square().sum(-1, keepdim=True), alpha=self.root_scale**2 / 2)
+        if token_mask is not None:
+            of_keys.masked_fill_(~token_mask[:, None, :, None], -torch.inf)
+        logs = both.detach().amax(-1, keepdim=True)
+        of_keys = logs[:, heads:]
+        if not _none_above(of_keys, largest):
+            largest = torch.maximum(of_keys, largest)
+            sums = sums * (state["largest"] - largest).exp()
+        of_keys.copy_(largest)
+        q, k = (
+            both.sub_(logs).exp_().split_with_sizes([heads, k.shape[1]], 1)
+        )  # divided by their largest, by that of all keys so far
+        sums = torch.addcmul(sums, k.mT, append_ones(v))
+        return normalise(read_state(q, sums), LEAST), {"sums": sums, "largest": largest}
 
     def accumulate(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
         k, logs = self._key_features(k, token_mask)
@@ -91,6 +102,11 @@ class PerformerMixer(Mixer):
         logs = k.detach().amax(-1, keepdim=True)
         k = k.sub_(logs).exp_()
         return k, logs if token_mask is None else logs.masked_fill(~token_mask[:, None, :, None], -torch.inf)
+
+
+def _none_above(logs: Tensor, largest: Tensor) -> bool:
+    """Return whether no logarithm is above the largest so far, where that can be asked without waiting for a device."""
+    return not torch.compiler.is_compiling() and logs.device.type == "cpu" and not bool((logs > largest).any())
 
 
 def _finite(logs: Tensor) -> Tensor:
