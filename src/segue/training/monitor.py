@@ -74,7 +74,7 @@ class Monitor:
 
     def status(self, loss: float) -> str:
         """Say in one line how the training stands."""
-        parts = [f"loss {loss:.3f}"]
+        parts = [f"loss {loss:.3f}{self._parts_of_loss()}"]
         if self.loop.handover is not None:
             parts.append(f"alpha {_mean(self.loop.handover.alphas):.2f}")
         latest = self.log.history[-1] if self.log.history else {}
@@ -84,6 +84,18 @@ class Monitor:
         if cosines := latest.get("cosine"):
             parts.append(f"cosine {_mean(cosines):.2f}")
         return ", ".join(parts)
+
+    def _parts_of_loss(self) -> str:
+        """Name what the loss of the latest step is made of, unless that is the task alone."""
+        if self.loop.handover is None or not set(self.loop.part_means) - {"task"}:
+            return ""
+        plan = self.loop.handover.plan
+        names = {"guidance": _name(plan.guidance), "distill": _name(plan.distill)}
+        return " = " + " + ".join(f"{names.get(part, part)} {value:.3f}" for part, value in self.loop.part_means.items())
+
+
+def _name(loss: object) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)
 
 
 def _mean(values: dict[str, float]) -> float:
