@@ -62,9 +62,9 @@ def test_code_is_refused_and_not_run(text, tmp_path):
         ("NarrowMlp", "ratio"),
         ("Kaiming", "names is similar"),
         ("AttentionSpec", "Nearest names: LinearAttention"),
-        ("'WindowedLinear'", "does not name a student"),
+        ("'WindowedLinear'", "does not name one"),
         ("", "cannot be parsed"),
-        ("1 + 1", "does not name a student"),
+        ("1 + 1", "does not name one"),
     ],
 )
 def test_what_is_not_a_student_gets_three_lines(text, found):

@@ -156,7 +156,8 @@ def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: fr
     loop.processes.wait()
     if loop.accelerator.log_with:
         loop.accelerator.init_trackers("segue", config={"total_steps": loop.total})
-    with Interruption() as interruption, closing(Progress(name, loop.total, done=loop.done)) as progress:
+    pauses = sum(step > loop.done for step in evaluations) + (loop.done == 0)
+    with Interruption() as interruption, closing(Progress(name, loop.total, done=loop.done, pauses=pauses)) as progress:
         if loop.done == 0:
             monitor.evaluate(progress)
         while not loop.ended:

@@ -28,7 +28,7 @@ class Monitor:
 
     def evaluate(self, progress: Progress) -> None:
         """Measure the model as it is now, and log it."""
-        with randomness.kept():  # the number of evaluations must not change what is learned
+        with progress.paused(), randomness.kept():  # the number of evaluations must not change what is learned
             metrics = self._metrics()
             metrics |= self._averaged(metrics)
         if self.loop.guard is not None and (events := self.loop.guard.take_events()):
@@ -74,7 +74,7 @@ class Monitor:
 
     def status(self, loss: float) -> str:
         """Say in one line how the training stands."""
-        parts = [f"loss {loss:.3f}{self._parts_of_loss()}"]
+        parts = [f"loss {loss:.4g}{self._parts_of_loss()}"]
         if self.loop.handover is not None:
             parts.append(f"alpha {_mean(self.loop.handover.alphas):.2f}")
         latest = self.log.history[-1] if self.log.history else {}
@@ -91,7 +91,7 @@ class Monitor:
             return ""
         plan = self.loop.handover.plan
         names = {"guidance": _name(plan.guidance), "distill": _name(plan.distill)}
-        return " = " + " + ".join(f"{names.get(part, part)} {value:.3f}" for part, value in self.loop.part_means.items())
+        return " = " + " + ".join(f"{names.get(part, part)} {value:.4g}" for part, value in self.loop.part_means.items())
 
 
 def _name(loss: object) -> str:
