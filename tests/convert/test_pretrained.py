@@ -40,12 +40,12 @@ def rewrite(folder, change):
 
 
 @pytest.mark.processes
-def test_a_fresh_process_with_only_torch_transformers_and_segue_gives_the_same_model(converted, base):
+def test_a_fresh_process_with_only_torch_transformers_and_segue_gives_the_same_model(converted, base, place):
     """Bit for bit the model that was trained, and the same tokens with and without a cache."""
     found = run_python(Path(__file__).with_name("fresh.py"), converted, env={"HF_HUB_OFFLINE": "1"})
     said = json.loads(found.stdout)
     original = open_base(str(base("llama"))).model
-    trained = segue.load_(original, converted / "training" / "checkpoints").finalize_().eval()
+    trained = segue.load_(original, place / "checkpoints").finalize_().eval()
     assert said["logits"] == logits(trained).flatten().view(torch.int32).tolist()
     assert said["tokens"][0] == said["tokens"][1]
     assert len(said["tokens"][0][0]) == 32

@@ -336,3 +336,20 @@ def test_a_kind_with_a_rate_of_zero_does_not_train(copied):
             handover.model.zero_grad()
             handover.step()
         assert same_state(fitted.model.state_dict(), handover.model.state_dict())
+
+
+def test_the_parts_of_the_loss_are_named_while_it_trains(capsys):
+    plan = segue.methods.dcr_dfg(sites=SITES, distill=segue.losses.LogitDistillation(weight=0.5))
+    fit(Net(), plan, steps=3, evaluations=0, progress="training")
+    (x, y), model = CountedBatches().batches[0], Net().train()
+    handover = segue.replace_(model, plan, total_steps=3)
+    parts = {"task": F.cross_entropy(model(x), y)}
+    found = handover.losses()
+    parts["FeatureGuidance"] = sum(part for name, part in found.items() if name.startswith("guidance/"))
+    parts["LogitDistillation"] = found["distill"]
+    expected = " + ".join(f"{name} {value.item():.4g}" for name, value in parts.items())
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert f"loss {sum(parts.values()).item():.4g} = {expected}, alpha" in first
+    assert "FeatureGuidance" not in last  # its weight is 0 by then
+    fit(Net(), None, steps=1, evaluations=0, progress="training")
+    assert "=" not in capsys.readouterr().err

@@ -94,7 +94,7 @@ def convert(
             finished = folder.Finished(run.settings, base, data, plan, run.original, trained, run.seen)
             dtype = base.dtype if settings.dtype is None else getattr(torch, settings.dtype)
             record = folder.write(out, finished, state, dtype, say)
-            shutil.rmtree(work / "checkpoints", ignore_errors=True)  # metrics and settings stay
+            _prune(work)
         processes.wait()
         return record
 
@@ -180,6 +180,11 @@ class Run:
             progress="converting",
             **resuming,
         )
+
+
+def _prune(work: Path) -> None:
+    """Remove the checkpoints of a finished conversion; its settings and metrics stay."""
+    shutil.rmtree(work / "checkpoints", ignore_errors=True)
 
 
 def _silent(text: str) -> None:

@@ -51,8 +51,8 @@ class Progress:
             self.bar.update(done - self.bar.n)
         elif self.name is not None and (done >= self.total or done * LINES_IN_A_LOG // self.total > self.lines):
             self.lines = done * LINES_IN_A_LOG // self.total
-            settings = {"ncols": 0, "prefix": self.name, "postfix": text, "initial": self.initial}
-            settings |= {"bar_format": "{desc}{percentage:3.0f}% " + right, "rate": 1 / self.pace if self.pace else None}
+            settings = {"prefix": self.name, "postfix": text, "initial": self.initial}
+            settings |= {"bar_format": "{desc}: {percentage:3.0f}% " + right, "rate": 1 / self.pace if self.pace else None}
             print(self.bar.format_meter(done, self.total, elapsed, **settings), file=self.out, flush=True)
         if done >= self.total:
             self.close()
