@@ -310,7 +310,7 @@ def test_a_control_converts_nothing_and_says_so(base, texts, tmp_path):
     assert start["students"]["loss"] == pytest.approx(start["blend"]["loss"], rel=1e-5)  # exact before training
     assert end["students"]["loss"] != start["students"]["loss"]
     assert "control: exact softmax students" in said
-    assert record(out)["conversion"] | {"control": True, "student": "Softmax()"} == record(out)["conversion"]
+    assert record(out)["conversion"] | {"control": True, "student": repr(segue.students.Softmax())} == record(out)["conversion"]
     assert "**A control**" in (out / "README.md").read_text()
     assert type(segue.from_pretrained(out).model.layers[0].self_attn.mixer).__name__ == "SoftmaxMixer"
 
@@ -321,7 +321,7 @@ LORA = {"student": STUDENT, "steps": 6, "lora": 2, "evaluations": 1, "method": "
 def test_lora_around_the_sites_resumes_bit_for_bit_and_is_merged(base, texts, tmp_path, monkeypatch):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     convert("llama", base("llama"), texts, whole, **LORA)
-    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+    with monkeypatch.context() as patched, pytest.raises(AssertionError, match="stopped at step"):  # it leaves by 143
         stop(patched, signal.SIGTERM, 4)
         convert("llama", base("llama"), texts, stopped, **LORA)
     call("resume", stopped)
@@ -355,7 +355,7 @@ def test_a_saved_plan_is_converted_by(base, texts, tmp_path):
 def test_a_transfer_resumes_bit_for_bit_in_both_phases(interrupted_at, base, texts, tmp_path, monkeypatch):
     given = {"student": STUDENT, "steps": 6, "evaluations": 2, "method": "transfer(first='new', hold=0.5)", "accumulate": 2}
     convert("llama", base("llama"), texts, tmp_path / "whole", **given)
-    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+    with monkeypatch.context() as patched, pytest.raises(AssertionError, match="stopped at step"):
         stop(patched, signal.SIGTERM, 2 * interrupted_at)
         convert("llama", base("llama"), texts, tmp_path / "stopped", **given)
     convert("llama", base("llama"), texts, tmp_path / "stopped", **given)

@@ -66,7 +66,7 @@ def test_another_type_is_asked_for(dtype, converted):
     loaded = segue.from_pretrained(converted, dtype=dtype)
     assert {p.dtype for p in loaded.parameters()} == {dtype}
     wanted = logits(segue.from_pretrained(converted))
-    torch.testing.assert_close(logits(loaded).float(), wanted, rtol=0.1, atol=0.2 if dtype == torch.bfloat16 else 1e-4)
+    torch.testing.assert_close(logits(loaded).float(), wanted, rtol=0.1, atol=0.4 if dtype == torch.bfloat16 else 1e-4)
 
 
 def test_nothing_is_drawn_from_the_global_generator(converted):
