@@ -32,7 +32,7 @@ def student(text: str) -> Any:
     >>> student("Reinit")
     Reinit()
     """
-    refuse = _refusal(text, "student", "'WindowedLinear(window=64)' or 'NarrowMlp(ratio=0.5)'")
+    refuse = _refusal(f"{text!r} is not a student.", "'WindowedLinear(window=64)' or 'NarrowMlp(ratio=0.5)'")
     return _made(_call(text, FACTORIES, refuse), KINDS, refuse)
 
 
@@ -43,7 +43,7 @@ def method(text: str) -> tuple[Method, dict[str, Any]]:
     >>> made(sites="*", **settings).phases[0].length
     0.3
     """
-    refuse = _refusal(text, "method", "'dcr_dfg' or 'lolcats(hold=0.3)'; `segue methods` lists them")
+    refuse = _refusal(f"{text!r} is not a method.", "'dcr_dfg' or 'lolcats(hold=0.3)'; `segue methods` lists them")
     call = _call(text, list(ALL), refuse)
     assert isinstance(call.func, ast.Name)
     made = ALL[call.func.id]
@@ -67,7 +67,9 @@ def loss(text: str, option: str, otherwise: Any) -> Any:
     """
     if text.strip().lower() == "none":
         return None
-    refuse = _refusal(text, f"loss for --{option}", "'LogitDistillation(temperature=1)', a weight such as 0.5, or 'none'")
+    refuse = _refusal(
+        f"{text!r} is not a loss for --{option}.", "'LogitDistillation(temperature=1)', a weight such as 0.5, or 'none'"
+    )
     try:
         weight = float(text)
     except ValueError:
@@ -143,5 +145,5 @@ def _made(node: ast.expr, kinds: Mapping[str, Any], refuse: Refuse) -> Any:
         raise refuse(f"{ast.unparse(node)} is neither a plain value nor one of Segue's parts.") from None
 
 
-def _refusal(text: str, what: str, examples: str) -> Refuse:
-    return lambda why: ConfigError(f"{text!r} is not a {what}.", why, f"give for example {examples}.")
+def _refusal(wrong: str, examples: str) -> Refuse:
+    return lambda why: ConfigError(wrong, why, f"give for example {examples}.")
