@@ -36,21 +36,26 @@ class Rates:
     """One learning rate for each kind of parameter.
 
     A student's parameter is "copied" if its values are the teacher's when the handover begins, otherwise "new"; what trains
-    outside the sites is the "backbone". None is the rate of `new`.
+    outside the sites is the "backbone". None is the rate of `new`; 0 freezes: no gradient, no update, no weight decay.
 
     >>> Rates(new=1e-2, copied=1e-4).of("backbone")
     0.01
     """
 
     new: PositiveFloat
-    copied: PositiveFloat | None = None
-    backbone: PositiveFloat | None = None
+    copied: NotNegative | None = None
+    backbone: NotNegative | None = None
 
     @checked
     def of(self, kind: Kind) -> float:
         """Return the rate of a kind of parameter."""
         found: float | None = getattr(self, kind)
         return self.new if found is None else found
+
+    @property
+    def frozen(self) -> set[Kind]:
+        """The kinds of parameters that do not train."""
+        return {kind for kind in KINDS if self.of(kind) == 0}
 
 
 Strength: TypeAlias = Annotated[
@@ -288,6 +293,24 @@ def set_rates(optimizer: Optimizer, base: HasRate | None, phases: Sequence[Phase
         for group in optimizer.param_groups:
             if decay is not None and any(parameter.dim() > 1 for parameter in group["params"]):
                 group["weight_decay"] = decay
+
+
+def frozen(optimizer: Optimizer, base: HasRate | None, phases: Sequence[Phase], step: int, total: int) -> list[Tensor]:
+    """Return the parameters that a step leaves as they are: those of a kind whose rate is 0."""
+    whose, _, _ = course(base, phases, step, total)
+    if whose is None or not isinstance(whose.lr, Rates):
+        return []
+    groups = optimizer.param_groups
+    found = [parameter for group in groups if _peak_of(whose, group) == 0 for parameter in group["params"]]
+    if len(found) == sum(len(group["params"]) for group in groups):
+        phase = f" in the phase {at(phases, min(1.0, step / total))[0].name!r}" if phases else ""
+        kinds = ", ".join(sorted({group["kind"] for group in groups}))
+        raise PlanError(
+            f"nothing trains{phase}.",
+            f"All parameters that could are {kinds}, and their rate is 0 in {whose.lr}.",
+            "give them a rate: Rates(new=..., copied=1e-4).",
+        )
+    return found
 
 
 def _peak_of(whose: HasRate, group: dict[str, Any]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -46,7 +47,9 @@ def texts(place) -> Path:
 def converted(place, base, texts) -> Path:
     """A Llama whose attention was converted in six steps; nobody writes to it."""
     out = place / "converted"
-    said = convert("llama", base("llama"), texts, out, student=STUDENT, steps=6)
+    with pytest.MonkeyPatch.context() as patched:  # the checkpoints, which a finished conversion removes
+        patched.setattr("segue.convert.convert._prune", lambda work: shutil.move(work / "checkpoints", place / "checkpoints"))
+        said = convert("llama", base("llama"), texts, out, student=STUDENT, steps=6)
     (place / "said.txt").write_text(said)
     return out
 

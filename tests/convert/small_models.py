@@ -123,10 +123,11 @@ def options(kind: str, data: Path | str, out: Path, **given: Any) -> list[str]:
     small = {"sites": ATTENTION[kind], "student": "LinearAttention", "steps": 4, "batch": 4, "tokens": 16, "evaluations": 2}
     arguments = []
     for name, value in {**small, "data": data, "out": out, **given}.items():
+        option = f"--{name.replace('_', '-')}"
         if value is True:
-            arguments.append(f"--{name}")
+            arguments.append(option)
         elif value is not None:
-            arguments += [f"--{name}", str(value)]
+            arguments += [option, str(value)]
     return arguments
 
 

@@ -227,7 +227,7 @@ def test_a_stopped_conversion_resumes_bit_for_bit(how, left, base, texts, conver
     assert {path.name for path in out.iterdir()} == {"training"}
     with pytest.raises(ConfigError) as caught:
         again(base, texts, out, lr=1e-3)
-    assert "It has lr 0.0005." in str(caught.value)
+    assert "It has lr None." in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
     if how == signal.SIGTERM:
         said = again(base, texts, out)
@@ -244,9 +244,9 @@ def test_a_stopped_conversion_resumes_bit_for_bit(how, left, base, texts, conver
 
 def test_a_finished_folder_is_left_alone(base, texts, converted):
     before = {path.name: path.stat().st_mtime_ns for path in converted.iterdir()}
-    for go_on in (lambda: again(base, texts, converted), lambda: call("resume", converted)):
-        with pytest.raises(ConfigError, match="It holds a finished conversion"):
-            go_on()
+    with pytest.raises(ConfigError, match="It holds a finished conversion"):
+        again(base, texts, converted)
+    assert "is finished: there is nothing to resume" in call("resume", converted)
     assert {path.name: path.stat().st_mtime_ns for path in converted.iterdir()} == before
 
 
@@ -258,6 +258,108 @@ def test_what_failed_at_its_start_can_be_repeated(base, texts, tmp_path):
         assert not (out / "segue.json").exists()
     again(base, texts, out, student="LinearAttention", steps=1, evaluations=1)
     assert segue.from_pretrained(out)
+
+
+def test_a_conversion_needs_model_sites_student_data_and_out_alone(base, texts, tmp_path, monkeypatch):
+    """The default length is announced with its time, evaluations cost a tenth, and no checkpoint stays."""
+    monkeypatch.setattr("segue.convert.recipes.STEPS", 12)
+    out = tmp_path / "out"
+    given = {"steps": None, "batch": None, "tokens": 16, "evaluations": None}
+    said = convert("llama", base("llama"), texts, out, student=STUDENT, **given)
+    announced = re.search(
+        r"^12 steps, about .+ \(4 transfer at .+, 8 students alone at .+\); (\d+) evaluations on \d of 2", said, re.M
+    )
+    assert announced
+    assert len(re.findall(r"^step \d", said, re.M)) == int(announced.group(1))
+    assert sorted(path.name for path in (out / "training").iterdir() if path.name != ".lock") == [
+        "metrics.jsonl",
+        "settings.json",
+    ]
+    found = record(out)["conversion"]
+    assert (found["method"], found["steps"]) == ("transfer", 12)
+    assert record(out)["segue"]["plan"]["distill"]["temperature"] == 1.0
+
+
+def test_a_rehearsal_changes_nothing(base, texts, tmp_path):
+    """With the number of evaluations left open, what is learned is what it is without a rehearsal."""
+    common = {"student": STUDENT, "steps": 5, "method": "transfer(first='new', hold=0.4)"}
+    convert("llama", base("llama"), texts, tmp_path / "timed", **common, evaluations=None)
+    convert("llama", base("llama"), texts, tmp_path / "plain", **common, evaluations=1)
+    timed, plain = (load_file(tmp_path / name / "model.safetensors") for name in ("timed", "plain"))
+    assert all(same_bits(timed[name], plain[name]) for name in plain)
+
+
+def test_a_dry_run_says_what_a_conversion_takes_and_leaves_nothing(base, texts, tmp_path, monkeypatch):
+    (tmp_path / "drafts").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "drafts"))
+    before = {path: path.stat().st_mtime_ns for path in base("llama").iterdir()}
+    said = convert("llama", base("llama"), texts, tmp_path / "out", student=STUDENT, steps=50, evaluations=None, dry_run=True)
+    patterns = (r"50 steps, about ", r"operations: [\d.]+ MFLOPs", r"memory: [\d.]+ [MG]iB", r"disk: [\d.]+ KiB of checkpoints")
+    assert all(re.search(pattern, said) for pattern in patterns)
+    assert "Nothing was written." in said
+    assert "segue eval" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["drafts"]
+    assert not list((tmp_path / "drafts").iterdir())
+    assert {path: path.stat().st_mtime_ns for path in base("llama").iterdir()} == before
+
+
+def test_a_control_converts_nothing_and_says_so(base, texts, tmp_path):
+    out = tmp_path / "out"
+    said = convert("llama", base("llama"), texts, out, student=STUDENT, control=True, method="dcr_dfg", evaluations=1)
+    start, end = points(out)
+    assert start["students"]["loss"] == pytest.approx(start["blend"]["loss"], rel=1e-5)  # exact before training
+    assert end["students"]["loss"] != start["students"]["loss"]
+    assert "control: exact softmax students" in said
+    assert record(out)["conversion"] | {"control": True, "student": repr(segue.students.Softmax())} == record(out)["conversion"]
+    assert "**A control**" in (out / "README.md").read_text()
+    assert type(segue.from_pretrained(out).model.layers[0].self_attn.mixer).__name__ == "SoftmaxMixer"
+
+
+LORA = {"student": STUDENT, "steps": 6, "lora": 2, "evaluations": 1, "method": "transfer(first='new')", "lr_backbone": 0.05}
+
+
+def test_lora_around_the_sites_resumes_bit_for_bit_and_is_merged(base, texts, tmp_path, monkeypatch):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    convert("llama", base("llama"), texts, whole, **LORA)
+    with monkeypatch.context() as patched, pytest.raises(AssertionError, match="stopped at step"):  # it leaves by 143
+        stop(patched, signal.SIGTERM, 4)
+        convert("llama", base("llama"), texts, stopped, **LORA)
+    call("resume", stopped)
+    assert_same_conversion(stopped, whole)
+    before, after = load_file(base("llama") / "model.safetensors"), load_file(whole / "model.safetensors")
+    around = [name for name in before if "self_attn" not in name]
+    assert not [name for name in after if "lora" in name]
+    assert all(same_bits(before[name], after[name]) != (".mlp." in name) for name in around)  # norms, embeddings, head stay
+    loaded = segue.from_pretrained(whole)
+    assert type(loaded.model.layers[0].mlp.up_proj) is torch.nn.Linear
+    assert points(whole)[-1]["students"] == pytest.approx(record(whole)["quality"]["converted"], rel=1e-4)
+
+
+def test_a_saved_plan_is_converted_by(base, texts, tmp_path):
+    plan = segue.methods.lolcats(
+        sites=ATTENTION["llama"], student=segue.students.WindowedLinear(window=4), hold=0.25, seed=3, train="all"
+    )
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    out = tmp_path / "out"
+    convert("llama", base("llama"), texts, out, plan=tmp_path / "plan.json", sites=None, student=None, evaluations=1)
+    saved = record(out)
+    assert saved["segue"]["plan"] | {"sites": None} == plan.to_dict() | {"sites": None}
+    assert saved["conversion"]["student"] == repr(plan.student)
+    assert saved["conversion"]["sites"] == ATTENTION["llama"]
+    card = (out / "README.md").read_text()
+    assert "the plan `plan.json`" in card
+    assert segue.from_pretrained(out)
+
+
+@pytest.mark.parametrize("interrupted_at", [1, 4])
+def test_a_transfer_resumes_bit_for_bit_in_both_phases(interrupted_at, base, texts, tmp_path, monkeypatch):
+    given = {"student": STUDENT, "steps": 6, "evaluations": 2, "method": "transfer(first='new', hold=0.5)", "accumulate": 2}
+    convert("llama", base("llama"), texts, tmp_path / "whole", **given)
+    with monkeypatch.context() as patched, pytest.raises(AssertionError, match="stopped at step"):
+        stop(patched, signal.SIGTERM, 2 * interrupted_at)
+        convert("llama", base("llama"), texts, tmp_path / "stopped", **given)
+    convert("llama", base("llama"), texts, tmp_path / "stopped", **given)
+    assert_same_conversion(tmp_path / "stopped", tmp_path / "whole")
 
 
 def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str, Any]:
@@ -304,7 +406,9 @@ def test_two_processes_convert_as_one_does(engine, ranks, converted):
     network = "DistributedDataParallel" if engine == "ddp" else "FSDPLlamaForCausalLM"
     for found in (first, second):
         assert found["world"] == 2
-        assert found["seen"] == [[network, 2, engine == "fsdp2"]] * 6  # half of each batch of four
+        local = [["LlamaForCausalLM", 2, False]] * 2 if engine == "ddp" else []  # whose gradients do not pass DDP
+        expected = [*local, *[[network, 2, engine == "fsdp2"]] * (6 - len(local))]  # half of each batch of four
+        assert found["seen"] == expected
     assert len(re.findall(r"^step \d", first["said"], re.M)) == 3
     assert "as saved" in first["said"]
     assert second["said"] == ""

@@ -94,7 +94,7 @@ def test_the_card_says_what_was_done(converted, base, texts):
         "2 modules of",
         "`model.layers.*.self_attn` (2 sites)",
         "`WindowedLinear(window=4)`",
-        "`dcr_dfg`",
+        "`transfer`",
         f"`{texts.name}`",
         "6 steps of 4, 384 tokens",
         record(converted)["base"]["hash"][:16],

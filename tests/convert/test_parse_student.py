@@ -4,9 +4,12 @@ from contextlib import suppress
 
 import pytest
 
-from segue import students
+from segue import methods, students
 from segue.convert import parse_student as parse
 from segue.errors import ConfigError, PlanError
+from segue.losses import LogitDistillation
+from segue.phases import Phase, Rates
+from segue.schedules import Cosine, Staggered
 from segue.sites import Span
 
 
@@ -52,6 +55,65 @@ def test_code_is_refused_and_not_run(text, tmp_path):
     assert mark.exists()
 
 
+@pytest.mark.parametrize("text", [f"dcr(gate={TOUCH})", f"lolcats(hold=(lambda: {TOUCH})())", TOUCH, f"dcr(phases=({TOUCH},))"])
+def test_code_in_a_method_or_a_loss_is_refused_and_not_run(text, tmp_path):
+    attack = text.replace("MARK", str(tmp_path / "mark"))
+    with pytest.raises(ConfigError, match="is not a method"):
+        parse.method(attack)
+    with pytest.raises(ConfigError, match="is not a loss for --distill"):
+        parse.loss(attack.replace("dcr(gate", "LogitDistillation(weight"), "distill", LogitDistillation())
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("dcr", {}),
+        ("halo(hold=0.3)", {"hold": 0.3}),
+        ("transfer(lr=Rates(new=1e-2, copied=0.0), first='new')", {"lr": Rates(new=1e-2, copied=0.0), "first": "new"}),
+        ("dcr(schedule=Staggered(then=Cosine()))", {"schedule": Staggered(then=Cosine())}),
+        (
+            "dcr(phases=(Phase(name='a', length=0.5), Phase(name='b')))",
+            {"phases": (Phase(name="a", length=0.5), Phase(name="b"))},
+        ),
+    ],
+)
+def test_a_method_has_settings_of_its_own_and_of_a_plan(text, settings):
+    made, found = parse.method(text)
+    assert found == settings
+    assert made is methods.ALL[text.partition("(")[0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("dcr_dgf", "Nearest names: dcr_dfg"),
+        ("lolcats(hold=2)", "hold"),
+        ("lolcats(0.3)", "settings must be given by name"),
+        ("lolcats(student=Reinit())", "has no setting 'student'"),  # it has an option of its own
+        ("lolcats(hold=wide)", "Nearest names"),
+        ("dcr(phases=(Phase(name='a', length=0.5),))", "must add up to 1"),
+    ],
+)
+def test_what_is_not_a_method_gets_three_lines(text, found):
+    with pytest.raises(ConfigError) as caught:
+        parse.method(text)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert found in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("LogitDistilation", "Nearest names: LogitDistillation"), ("-1", "at least 0"), ("Blend", "names is similar")],
+)
+def test_what_is_not_a_loss_gets_three_lines(text, found):
+    with pytest.raises(ConfigError) as caught:
+        parse.loss(text, "distill", LogitDistillation())
+    assert len(str(caught.value).splitlines()) == 3
+    assert found in str(caught.value).splitlines()[1]
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -63,9 +125,9 @@ def test_code_is_refused_and_not_run(text, tmp_path):
         ("NarrowMlp", "ratio"),
         ("Kaiming", "names is similar"),
         ("AttentionSpec", "Nearest names: LinearAttention"),
-        ("'WindowedLinear'", "does not name a student"),
+        ("'WindowedLinear'", "does not name one"),
         ("", "cannot be parsed"),
-        ("1 + 1", "does not name a student"),
+        ("1 + 1", "does not name one"),
     ],
 )
 def test_what_is_not_a_student_gets_three_lines(text, found):

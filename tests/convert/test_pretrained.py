@@ -40,12 +40,12 @@ def rewrite(folder, change):
 
 
 @pytest.mark.processes
-def test_a_fresh_process_with_only_torch_transformers_and_segue_gives_the_same_model(converted, base):
+def test_a_fresh_process_with_only_torch_transformers_and_segue_gives_the_same_model(converted, base, place):
     """Bit for bit the model that was trained, and the same tokens with and without a cache."""
     found = run_python(Path(__file__).with_name("fresh.py"), converted, env={"HF_HUB_OFFLINE": "1"})
     said = json.loads(found.stdout)
     original = open_base(str(base("llama"))).model
-    trained = segue.load_(original, converted / "training" / "checkpoints").finalize_().eval()
+    trained = segue.load_(original, place / "checkpoints").finalize_().eval()
     assert said["logits"] == logits(trained).flatten().view(torch.int32).tolist()
     assert said["tokens"][0] == said["tokens"][1]
     assert len(said["tokens"][0][0]) == 32
@@ -66,7 +66,7 @@ def test_another_type_is_asked_for(dtype, converted):
     loaded = segue.from_pretrained(converted, dtype=dtype)
     assert {p.dtype for p in loaded.parameters()} == {dtype}
     wanted = logits(segue.from_pretrained(converted))
-    torch.testing.assert_close(logits(loaded).float(), wanted, rtol=0.1, atol=0.2 if dtype == torch.bfloat16 else 1e-4)
+    torch.testing.assert_close(logits(loaded).float(), wanted, rtol=0.1, atol=0.4 if dtype == torch.bfloat16 else 1e-4)
 
 
 def test_nothing_is_drawn_from_the_global_generator(converted):

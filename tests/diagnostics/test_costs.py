@@ -80,6 +80,7 @@ PHASES = {
     "lolcats": [("hold", 10), ("after takeover", 10)],
     "halo": [("hold", 6), ("after takeover", 14)],
     "local_fit": [("hold", 4), ("after takeover", 16)],
+    "transfer": [("hold", 6), ("after takeover", 14)],
 }
 
 
@@ -243,6 +244,36 @@ def test_a_local_step_is_one_forward_of_the_original_and_its_passes(original, sp
         proof = counted(lambda: [original.get_submodule(name)(x[::split]) for name, (x, _) in features.items()])
     assert found.per_step[0] == found.per_step[1] + (proof if split > 1 else 0)
     assert found.per_step[2:] == (found.student_only.flops,) * 2
+
+
+def test_a_local_step_without_a_task_ends_at_the_last_site(original):
+    with_task, without = (
+        cost(original, local_fit(split=2, reuse=2, task=task), IMAGES, total_steps=4).per_step[1] for task in (1.0, 0.0)
+    )
+    after, seen = (original.blocks[-1].mlp, original.head), []
+    handles = [module.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for module in after]
+    with torch.no_grad():
+        original(IMAGES)
+        for handle in handles:
+            handle.remove()
+        rest = counted(lambda: [module(x) for module, x in zip(after, seen, strict=True)])
+    assert with_task - without == rest > 0
+
+
+def test_what_does_not_train_costs_no_gradient(original):
+    def copied(teacher, site):
+        student = copy.deepcopy(teacher)
+        student.qkv.reset_parameters()
+        return student
+
+    def steps(first):
+        plan = METHODS.transfer(sites="blocks.*.attn", student=copied, first=first, hold=0.5)
+        return cost(original, plan, IMAGES, total_steps=4).per_step
+
+    every, new = steps("all"), steps("new")
+    gradients = sum(2 * len(IMAGES) * original.positions.shape[1] * block.attn.proj.weight.numel() for block in original.blocks)
+    assert every[1] - new[1] == gradients
+    assert every[2:] == new[2:]
 
 
 def test_one_local_pass_over_a_batch_costs_at_most_half_a_step_of_student_only_training():

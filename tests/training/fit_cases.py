@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
@@ -82,6 +83,13 @@ def fit(model: Any = None, plan: Any = None, batches: Any = None, loss: Any = No
     )
 
 
+def half_copied(teacher: nn.Module, site: Any) -> nn.Module:
+    """Make a student whose projection is copied and whose other weights are new."""
+    student = copy.deepcopy(teacher)
+    student.qkv.reset_parameters()  # type: ignore[union-attr, operator]
+    return student
+
+
 LONG = segue.schedules.Linear(until=0.8)  # the handover lasts longer than any stop
 PHASES = (
     segue.phases.Phase(name="local fit", length=0.4, local=True, lr=2e-2, warmup=0.5, weight_decay=0.0),
@@ -112,6 +120,9 @@ CASES: dict[str, dict[str, Any]] = {
             ),
         ),
         dropout=0.2,
+    ),
+    "transfer": _case(
+        METHODS.transfer(sites=SITES, student=half_copied, first="new", hold=0.5), noisy, dropout=0.2, accumulate=2
     ),
     "a plain model": _case(None, dropout=0.2),
     "a plain model, accumulated": _case(None, noisy, accumulate=2),

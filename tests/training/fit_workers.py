@@ -22,12 +22,12 @@ from segue.checkpoint.state import saved_step
 from segue.core.tensor_files import full
 from segue.errors import SegueError
 from segue.lab.run import run
-from segue.phases import Phase
+from segue.phases import Phase, Rates
 from segue.training.tasks import Classification
 from tests.helpers import tiny_runs
 from tests.helpers.tiny import SITES, Net, batch
 from tests.torture.wrong_calls import fingerprint
-from tests.training.fit_cases import CountedBatches
+from tests.training.fit_cases import CountedBatches, half_copied
 
 WORLD = 2
 ENGINES = ("ddp", "fsdp2")
@@ -51,6 +51,7 @@ PLANS: dict[str, segue.Plan | None] = {
         guidance=segue.losses.FeatureGuidance(),
         phases=(Phase(name="local", length=0.5, local=True, split=2, reuse=2, tolerance=0.1), Phase(name="students alone")),
     ),
+    "transfer": METHODS.transfer(sites=SITES, student=half_copied, hold=0.4, first="new", lr=Rates(new=1e-2, copied=1e-3)),
     "no plan": None,
 }
 

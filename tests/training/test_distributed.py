@@ -91,7 +91,8 @@ def test_each_process_takes_its_part_of_every_batch_through_the_engine_that_was_
     first, second = ranks[f"train {engine}"]
     for name in first:
         for found in (first[name], second[name]):
-            directly = ["Net"] if name.startswith("local fit") else []  # the forward of the teachers
+            from_features = name.startswith("local fit") or (name.startswith("transfer") and engine == "ddp")
+            directly = ["Net"] if from_features else []  # the forward of the teachers
             assert found["networks"] == networks[engine] + directly, name
             assert found["sharded"] == [engine == "fsdp2"], name
         assert (first[name]["rows"], second[name]["rows"], single[name]["rows"]) == ([3] * 3, [2] * 3, [5] * 3)

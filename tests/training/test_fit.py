@@ -17,7 +17,7 @@ from segue.errors import ConfigError, DataError, MissingExtraError, SiteError
 from segue.training.recipe import Recipe
 from segue.training.tasks import Classification
 from tests.helpers.tiny import SITES, Net, batch, needs_inductor, same_bits, same_state
-from tests.training.fit_cases import VALIDATION, CountedBatches, fit, shuffled
+from tests.training.fit_cases import VALIDATION, CountedBatches, fit, half_copied, shuffled
 
 METHODS = segue.methods.ALL
 
@@ -69,7 +69,7 @@ def test_without_a_plan_it_is_the_loop_that_anyone_would_write(recipe):
     assert "alpha" not in fitted.history[-1]
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "local_fit"])  # whose loop test_local_step.py has
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("local_fit", "transfer")])  # test_local_step.py
 def test_with_a_plan_it_is_the_loop_of_the_readme(method):
     plan = METHODS[method](sites=SITES, seed=3)
     recipe = Recipe(steps=10, lr=1e-2, seed=5)
@@ -311,3 +311,45 @@ def test_a_loss_of_torch_is_refused_because_it_takes_no_model(loss):
     with pytest.raises(ConfigError, match=r"fit\(loss_fn=...\) must be a function \(model, batch\) -> loss, got") as error:
         fit(loss=loss)
     assert "Hint: give segue.Classification(), or for example lambda model, batch: " in str(error.value)
+
+
+@pytest.mark.parametrize("copied", [0.0, 1e-3])
+def test_a_kind_with_a_rate_of_zero_does_not_train(copied):
+    """By hand: an optimizer over the others alone, clipped by their gradients alone."""
+    recipe = Recipe(steps=4, lr=segue.phases.Rates(new=1e-2, copied=copied), weight_decay=0.5, clip=0.01)
+    plan = segue.Plan(sites=SITES, student=half_copied)
+    fitted = fit(Net(), plan, recipe=recipe, evaluations=0)
+    kinds, teachers = fitted.handover.parameter_kinds(), Net()
+    assert all(parameter.requires_grad for parameter in fitted.handover.parameters())
+    for name, parameter in fitted.handover.named_parameters():
+        if kinds[name] == "copied":
+            assert same_bits(parameter, teachers.get_parameter(name)) == (copied == 0.0), name
+    if copied == 0.0:
+        handover = segue.replace_(Net().train(), plan, total_steps=4)
+        named = [(name, p) for name, p in handover.named_parameters() if kinds[name] == "new"]
+        optimizer = Recipe(steps=4, lr=1e-2, weight_decay=0.5).optimizer(named)
+        for step, (x, y) in enumerate(CountedBatches().batches[:4]):
+            Recipe(steps=4, lr=1e-2).set_rate(optimizer, step, 4)
+            nn.functional.cross_entropy(handover.model(x), y).backward()
+            nn.utils.clip_grad_norm_([p for _, p in named], 0.01)
+            optimizer.step()
+            handover.model.zero_grad()
+            handover.step()
+        assert same_state(fitted.model.state_dict(), handover.model.state_dict())
+
+
+def test_the_parts_of_the_loss_are_named_while_it_trains(capsys):
+    plan = segue.methods.dcr_dfg(sites=SITES, distill=segue.losses.LogitDistillation(weight=0.5))
+    fit(Net(), plan, steps=3, evaluations=0, progress="training")
+    (x, y), model = CountedBatches().batches[0], Net().train()
+    handover = segue.replace_(model, plan, total_steps=3)
+    parts = {"task": F.cross_entropy(model(x), y)}
+    found = handover.losses()
+    parts["FeatureGuidance"] = sum(part for name, part in found.items() if name.startswith("guidance/"))
+    parts["LogitDistillation"] = found["distill"]
+    expected = " + ".join(f"{name} {value.item():.4g}" for name, value in parts.items())
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert f"loss {sum(parts.values()).item():.4g} = {expected}, alpha" in first
+    assert "FeatureGuidance" not in last  # its weight is 0 by then
+    fit(Net(), None, steps=1, evaluations=0, progress="training")
+    assert "=" not in capsys.readouterr().err

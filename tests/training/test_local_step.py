@@ -85,6 +85,58 @@ def test_one_update_through_the_features_is_the_plain_step(monkeypatch):
     assert same_state(plain.state_dict(), through.state_dict())
 
 
+class Watched(Net):
+    """A model that counts how often its head is computed."""
+
+    heads = 0
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        self.heads += 1
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("recipe", [{}, {"accumulate": 2}, {"guard": segue.Guard()}, {"precision": "bf16"}])
+def test_without_a_task_the_head_is_computed_once_and_the_weights_are_those_of_complete_steps(recipe):
+    def trained(task=0.0):
+        phases = (Phase(name="local fit", length=0.5, local=True, task=task), Phase(name="students alone"))
+        held = segue.Plan(sites=SITES, guidance=FeatureGuidance(), phases=phases)
+        return fit(Watched(dropout=0.2), held, recipe=Recipe(steps=6, lr=1e-2, **recipe), evaluations=0).model
+
+    found, accumulate = trained(), recipe.get("accumulate", 1)
+    assert found.heads == 1 + 3 * accumulate  # the first forward shows which site is the last
+    complete = trained(task=1.0)
+    assert complete.heads == 6 * accumulate
+    assert same_state(found.state_dict(), complete.state_dict())
+
+
+def test_a_site_that_is_called_twice_has_complete_forwards():
+    class Twice(Watched):
+        def forward(self, x):
+            return super().forward(x + self.blocks[0](x))
+
+    phases = (Phase(name="local fit", local=True, task=0.0),)
+    held = segue.Plan(sites=SITES, guidance=FeatureGuidance(), phases=phases)
+    assert fit(Twice(), held, steps=4, evaluations=0).model.heads == 4
+
+
+def test_what_a_loss_draws_after_the_last_site_does_not_depend_on_which_forward_was_complete():
+    drawn = []
+
+    def loss(model, batch):
+        drawn.append(torch.rand(()).item())
+        output = model(batch[0])
+        torch.rand(3)
+        return nn.functional.cross_entropy(output, batch[1])
+
+    phases = (Phase(name="local fit", local=True, task=0.0),)
+    held = segue.Plan(sites=SITES, guidance=FeatureGuidance(), phases=phases)
+    fit(Net(), held, steps=3, loss=loss, evaluations=0)
+    torch.manual_seed(0)
+    assert drawn == [torch.rand(()).item() for _ in range(3)]
+
+
 def test_more_updates_bring_students_nearer():
     errors = []
     for reuse in (1, 8):

@@ -86,3 +86,43 @@ def test_a_run_that_resumes_at_its_end_divides_by_nothing():
     out = io.StringIO()
     Progress("training", 5, done=5, out=out)(5)
     assert out.getvalue().startswith("training: 100% 5/5 [")
+
+
+def test_an_evaluation_before_the_first_step_does_not_slow_the_pace_and_those_to_come_count(monkeypatch):
+    clock, out = Clock(), io.StringIO()
+    monkeypatch.setattr(progress, "time", clock)
+    show = Progress("training", 100, pauses=3, out=out)
+    with show.paused():  # the first of three
+        clock.now += 30
+    clock.now += 20
+    show(10)
+    assert "10/100 [00:50<04:00,  2.00s/it" in out.getvalue().splitlines()[-1]  # 90 steps of 2 s, two evaluations of 30
+    with show.paused():
+        clock.now += 30
+    clock.now += 80
+    show(50)
+    assert "50/100 [02:40<02:10" in out.getvalue().splitlines()[-1]
+
+
+def test_the_time_left_follows_the_pace_of_the_latest_steps(monkeypatch):
+    clock, out = Clock(), io.StringIO()
+    monkeypatch.setattr(progress, "time", clock)
+    show = Progress("training", 100, out=out)
+    for done in range(1, 81):
+        clock.now += 1 if done <= 50 else 3
+        show(done)
+    assert show.pace == 3
+    assert show.seconds_left == 60
+
+
+def test_the_bar_leaves_an_evaluation_out_too(monkeypatch):
+    clock, out = Clock(), Terminal()
+    monkeypatch.setattr(progress, "time", clock)
+    show = Progress("training", 10, pauses=1, out=out)
+    with show.paused():
+        clock.now += 600
+    clock.now += 2
+    show(1)
+    show.bar.refresh()  # tqdm has a clock of its own
+    assert "<00:18" in out.getvalue().split("\r")[-1]
+    show.close()

@@ -1,14 +1,16 @@
 """The recipe: how long, how fast, and what decays."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
-from segue.errors import ConfigError
+from segue.errors import ConfigError, SegueWarning
 from segue.training.recipe import Recipe
 from tests.helpers.tiny import Net
+from tests.training.fit_cases import fit
 
 
 def test_the_defaults_are_the_settings_of_the_papers_appendix():
@@ -119,3 +121,14 @@ def test_what_makes_no_sense_is_refused(settings, text):
         Recipe(**settings)
     assert text in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("found", "warns"), [({"avx512_bf16": True}, False), ({"avx2": True}, True), ({"sve_bf16": True}, False)]
+)
+def test_bf16_without_units_for_it_warns(found, warns, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    expected = pytest.warns(SegueWarning, match="no bf16 units") if warns else nullcontext()
+    with expected:
+        fit(Net(), None, recipe=Recipe(steps=1, precision="bf16"), evaluations=0)
+    fit(Net(), None, recipe=Recipe(steps=1), evaluations=0)  # float32 never does

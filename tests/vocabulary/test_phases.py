@@ -6,7 +6,7 @@ import torch
 import segue
 from segue.errors import PlanError
 from segue.losses import FeatureGuidance, LogitDistillation
-from segue.phases import Phase, Rates, alpha_of, at, course, distill_of, ends, guidance_of, holds, rate, set_rates
+from segue.phases import Phase, Rates, alpha_of, at, course, distill_of, ends, frozen, guidance_of, holds, rate, set_rates
 from segue.schedules import Constant, Hold, Linear, aggr20
 from segue.sites import Site
 from tests.helpers.tiny import SITES
@@ -166,3 +166,19 @@ def test_the_rate_is_warmup_then_half_a_cosine():
         "1.0e-06",
     ]
     assert aggr20() == segue.Plan(sites=SITES).schedule
+
+
+def test_a_rate_of_zero_freezes_one_kind():
+    rates = Rates(new=1e-2, copied=0.0)
+    assert rates.frozen == {"copied"}
+    assert Rates(new=1e-2).frozen == set()
+    new, copied = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2))
+    optimizer = torch.optim.AdamW([{"params": [new], "kind": "new"}, {"params": [copied], "kind": "copied"}])
+    phases = (Phase(name="a", length=0.5, lr=rates), Phase(name="b", lr=1e-3))
+    assert frozen(optimizer, None, phases, 0, 4) == [copied]
+    assert frozen(optimizer, None, phases, 2, 4) == []
+    with pytest.raises(PlanError) as caught:
+        frozen(torch.optim.AdamW([{"params": [copied], "kind": "copied"}]), None, phases, 0, 4)
+    assert str(caught.value).splitlines()[0] == "nothing trains in the phase 'a'."
+    with pytest.raises(PlanError, match="positive"):
+        Rates(new=0.0)

@@ -154,14 +154,20 @@ def cost(
 
 @app.command()
 @with_settings(Conversion)
-def convert(settings: Conversion, out: Annotated[Path, typer.Option(help="Folder of the converted model.")]) -> None:
+def convert(
+    settings: Conversion,
+    out: Annotated[Path, typer.Option(help="Folder of the converted model.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Time a few steps, print time, memory, disk and operations, and stop.")
+    ] = False,
+) -> None:
     """Convert a pretrained model: a folder with the new one, its card and its curve. An interrupted conversion resumes.
 
-    `segue convert MODEL --sites 'model.layers.*.self_attn' --student 'WindowedLinear(window=64)' --data text.txt --steps 1000
-    --out DIR`
+    `segue convert MODEL --sites 'model.layers.*.self_attn' --student 'WindowedLinear(window=64)' --data text.txt --out DIR`
     """
-    places = {name: str(Path(name).resolve()) if Path(name).exists() else name for name in (settings.model, settings.data)}
-    _convert(dataclasses.replace(settings, model=places[settings.model], data=places[settings.data]), out)
+    given = {name: getattr(settings, name) for name in ("model", "data", "plan")}
+    places = {name: str(Path(value).resolve()) for name, value in given.items() if value and Path(value).exists()}
+    _convert(dataclasses.replace(settings, **places), out, dry_run=dry_run)
 
 
 @app.command(name="eval")
@@ -312,6 +318,9 @@ def resume(
     network = nullcontext() if download else without_network()
     given: dict[str, Any] = {"resume": checkpoint, "allow_changes": tuple(allow_changes or ())}
     if (settings := folder / "training" / "settings.json").exists():
+        if (folder / "segue.json").exists():
+            console.print(f"{folder} is finished: there is nothing to resume.\nNext: segue eval {folder}", soft_wrap=True)
+            return
         with network:
             _convert(Conversion.from_dict(read_json(settings)), folder, **given)
         return
@@ -389,7 +398,7 @@ def _convert(settings: Any, out: Path, **resuming: Any) -> None:
     from segue.convert.convert import convert
 
     convert(settings, out, _say, **resuming)
-    if int(os.environ.get("RANK", 0)) == 0:
+    if int(os.environ.get("RANK", 0)) == 0 and not resuming.get("dry_run"):
         console.print(f"In Python: segue.from_pretrained({str(out)!r})\nNext: segue eval {out}", soft_wrap=True)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,23 +14,24 @@ import torch
 from segue.border import checked
 from segue.checkpoint import folders
 from segue.checkpoint.lock import locked_on_rank_0
-from segue.convert import folder, pretrained
-from segue.convert import parse_student as parse
+from segue.convert import folder, pretrained, recipes, rehearsal
 from segue.convert.data import Data, load
 from segue.convert.options import Conversion
 from segue.convert.pretrained import Base, open_base
-from segue.errors import ConfigError, SiteError, nearest
-from segue.losses import FeatureGuidance
-from segue.methods import ALL
+from segue.errors import ConfigError
+from segue.integrations.peft import add_lora_, merge_lora_
 from segue.plan import Plan, decode
+from segue.reporting.formatting import counted, duration
 from segue.reporting.records import read_json, removed_on_failure, write_json
-from segue.schedules import Constant
-from segue.sites import Selector, Span, select
+from segue.sites import select
 from segue.training import distributed as launch
-from segue.training.fit import fit
+from segue.training.fit import Fit, fit
 from segue.training.recipe import Recipe
 
 __all__ = ["Conversion", "convert"]
+
+EVALUATIONS = 10  # where their time is not measured: in several processes
+OPEN = ("method", "steps", "evaluations", "eval_batches")  # what a conversion decides at its start if it is not given
 
 
 @checked
@@ -39,84 +42,154 @@ def convert(
     *,
     resume: Path | None = None,
     allow_changes: Sequence[str] = (),
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Convert a model, or resume its conversion, and return the record that is written to the folder `out`.
 
-    `resume` is the checkpoint to take instead of the latest, `allow_changes` what may differ from it.
+    `resume` is the checkpoint to take instead of the latest, `allow_changes` what may differ from it. A `dry_run` times a few
+    steps, says what the conversion takes, and writes nothing.
     """
-    recipe, student, processes = _recipe(settings), parse.student(settings.student), launch.launched()
+    recipes.require_complete(settings)
+    processes = launch.launched()
     main = processes.rank == 0
     say = say if main else _silent
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is not a folder.", "It is a file.", "give another --out.")
     work = out / "training"
     _refuse_finished(out)
-    _require_same_settings(settings, work)
+    settings = _as_before(settings, work)
     base = open_base(settings.model)
+    timed = processes.world == 1 and (settings.steps is None or settings.evaluations is None)
+    settings = recipes.with_defaults(settings, base.kind)
+    plan = recipes.plan_of(settings, base)
+    plan = dataclasses.replace(plan, student=_saved_student(work) or plan.student)
+    recipe = recipes.recipe_of(settings, base, plan)
     data = load(base, settings)
+    if settings.lora:
+        add_lora_(base.model, plan.sites, rank=settings.lora, seed=settings.seed)
     base.model.to(processes.device)
-    plan = _plan(settings, base, _saved_student(work) or student)
+    run = Run(settings, base, data, plan, recipe, timed=timed)
+    if dry_run:
+        return run.estimate(say)
     made = ("settings.json", "metrics.jsonl", "checkpoints") if main else ()
     with locked_on_rank_0(work), removed_on_failure(work, *made):
         _refuse_finished(out)  # both again: another process may have been quicker
-        _require_same_settings(settings, work)
-        if main:
-            write_json(dataclasses.asdict(settings), work / "settings.json")
+        _as_before(settings, work)
         processes.wait()
-        say(f"{settings.model}: {type(base.model).__name__}, {sum(p.numel() for p in base.model.parameters()):,} parameters")
-        say(f"{len(select(base.model, plan.sites))} sites; training on {data.train_size}, evaluating on {data.held_out_size}")
-        original = folder.evaluated(base.model, data)
-        say(f"original: {_quality(data, original)}")
+        run.begin(say)
+        if main:
+            write_json(dataclasses.asdict(run.settings), work / "settings.json")
+        processes.wait()
         try:
-            trained = fit(
-                base.model,
-                plan,
-                data.train,
-                data.task,
-                recipe=recipe,
-                validation=data.held_out,
-                scores=data.task.scores,
-                folder=work,
-                resume=resume or True,
-                allow_changes=allow_changes,
-                evaluations=settings.evaluations,
-                on_eval=lambda point: say(_line(data, original, point)),
-                progress="converting",
-            )
+            trained = run.train(work, say, resume=resume or True, allow_changes=allow_changes)
         except (KeyboardInterrupt, SystemExit):
             say(f"To resume, repeat the command, or: segue resume {out}")
             raise
         assert trained.handover is not None
         trained.handover.finalize_()
+        if settings.lora:
+            merge_lora_(base.model)
         state = folder.full_state(base.model)
         record: dict[str, Any] = {}
         if main:
-            finished = folder.Finished(settings, base, data, plan, original, trained)
+            finished = folder.Finished(run.settings, base, data, plan, run.original, trained, run.seen)
             dtype = base.dtype if settings.dtype is None else getattr(torch, settings.dtype)
             record = folder.write(out, finished, state, dtype, say)
+            _prune(work)
         processes.wait()
         return record
 
 
+@dataclasses.dataclass
+class Run:
+    """One conversion: what it says, measures and trains."""
+
+    settings: Conversion
+    base: Base
+    data: Data
+    plan: Plan
+    recipe: Recipe
+    timed: bool  # something depends on how long it takes
+    original: dict[str, float] = dataclasses.field(default_factory=dict)  # scores on all that is held out
+    seen: dict[str, float] = dataclasses.field(default_factory=dict)  # scores on what evaluations in training read
+
+    def begin(self, say: Callable[[str], None]) -> None:
+        """Say what is converted, evaluate the original, and decide how often to evaluate."""
+        model, settings = self.base.model, self.settings
+        say(f"{settings.model}: {type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters")
+        say(
+            f"{len(select(model, self.plan.sites))} sites; training on {self.data.train_size}, evaluating on "
+            f"{self.data.held_out_size}"
+        )
+        if settings.control:
+            say("control: exact softmax students, trained in the same way; nothing is converted")
+        begun = time.perf_counter()
+        self.original = self.seen = folder.evaluated(model, self.data.held_out, self.data.task)
+        took = time.perf_counter() - begun
+        say(f"original: {_quality(self.data, self.original)}")
+        if self.timed:
+            say(self._budget(took, rehearsal.rehearse(model, self.plan, self.data, self.recipe)))
+        elif settings.evaluations is None:
+            self.settings = dataclasses.replace(settings, evaluations=EVALUATIONS)
+        if self.settings.eval_batches is not None:
+            some = rehearsal.first(self.data.held_out, self.settings.eval_batches)
+            self.seen = folder.evaluated(model, some, self.data.task)
+
+    def _budget(self, took: float, found: rehearsal.Rehearsal) -> str:
+        """Choose evaluations that cost at most a tenth of the run, unless they are given, and say what both take."""
+        batches = sum(1 for _ in self.data.held_out)
+        number, used = self.settings.evaluations, self.settings.eval_batches or batches
+        if number is None:
+            number, used = rehearsal.affordable(found.total, took / batches, used)
+        few = None if used == batches else used
+        self.settings = dataclasses.replace(self.settings, evaluations=number, eval_batches=few)
+        cost = rehearsal.PASSES * used * took / batches
+        share = (number + 1) * cost / (found.total + (number + 1) * cost)
+        return (
+            f"{counted(self.recipe.total_steps(None), 'step')}, {found}; {number + 1} evaluations on {used} of {batches} "
+            f"batches, {duration(cost)} each, {share:.0%} of the run"
+        )
+
+    def estimate(self, say: Callable[[str], None]) -> dict[str, Any]:
+        """Time a few steps and one evaluation, and say what the conversion takes."""
+        begun = time.perf_counter()
+        folder.evaluated(self.base.model, rehearsal.first(self.data.held_out, 1), self.data.task)
+        batches = sum(1 for _ in self.data.held_out)
+        took = (time.perf_counter() - begun) * batches
+        found = rehearsal.rehearse(self.base.model, self.plan, self.data, self.recipe, saves=True)
+        dtype = self.base.dtype if self.settings.dtype is None else getattr(torch, self.settings.dtype)
+        taken = rehearsal.estimate(self.base.model, self.plan, self.data, self.recipe, found, dtype)
+        say(self._budget(took, found))
+        for line in rehearsal.lines(taken):
+            say(line)
+        say("Nothing was written.")
+        return {"seconds": found.total, **taken}
+
+    def train(self, work: Path, say: Callable[[str], None], **resuming: Any) -> Fit:
+        """Train the students, or resume their training."""
+        return fit(
+            self.base.model,
+            self.plan,
+            self.data.train,
+            self.data.task,
+            recipe=self.recipe,
+            validation=rehearsal.first(self.data.held_out, self.settings.eval_batches),
+            scores=self.data.task.scores,
+            folder=work,
+            evaluations=self.settings.evaluations or EVALUATIONS,
+            on_eval=lambda point: say(_line(self.data, self.seen, point)),
+            progress="converting",
+            **resuming,
+        )
+
+
+def _prune(work: Path) -> None:
+    """Remove the checkpoints of a finished conversion; its settings and metrics stay."""
+    shutil.rmtree(work / "checkpoints", ignore_errors=True)
+
+
 def _silent(text: str) -> None:
     """Print nothing: only the first process reports."""
-
-
-def _recipe(settings: Conversion) -> Recipe:
-    names = ("steps", "lr", "warmup", "accumulate", "precision", "shard", "compile", "seed")
-    return Recipe(**{name: getattr(settings, name) for name in names})
-
-
-def _plan(settings: Conversion, base: Base, student: Any) -> Plan:
-    if settings.method not in ALL:
-        raise ConfigError(
-            f"there is no method {settings.method!r}.", nearest(settings.method, list(ALL)), "`segue methods` lists them."
-        )
-    sites = _sites(settings, base)
-    plan = ALL[settings.method](sites=sites, student=student, train=settings.train, seed=settings.seed)
-    if base.kind == "encoder":  # the only task to learn from is what the original returns
-        plan = dataclasses.replace(plan, distill=FeatureGuidance(schedule=Constant(alpha=1.0)))
-    return plan
 
 
 def _saved_student(work: Path) -> Any:
@@ -128,25 +201,6 @@ def _saved_student(work: Path) -> Any:
             return None
         return decode(saved, "plan.student")
     return None
-
-
-def _sites(settings: Conversion, base: Base) -> Selector:
-    """Return the names of the sites without the excluded ones; a span stays as it is."""
-    wanted = parse.sites(settings.sites)
-    names = [site.name for site in select(base.model, wanted)]
-    if settings.exclude is None:
-        return wanted if isinstance(wanted, Span) else tuple(names)
-    if isinstance(wanted, Span):
-        raise SiteError("layers of a span cannot be excluded.", "It replaces complete groups.", "give it first= and last=.")
-    excluded = {site.name for site in select(base.model, settings.exclude)}
-    if not excluded & set(names):
-        found = f"The sites are {names[0]} and {len(names) - 1} more."
-        hint = "a pattern matches complete names, as in --sites."
-        raise SiteError(f"the pattern {settings.exclude!r} to exclude matches none of the {len(names)} sites.", found, hint)
-    if not set(names) - excluded:
-        found = f"It matches all {len(names)} of them, and nothing is left to replace."
-        raise SiteError(f"the pattern {settings.exclude!r} excludes all sites.", found, "exclude fewer.")
-    return tuple(name for name in names if name not in excluded)
 
 
 def _quality(data: Data, scores: dict[str, float]) -> str:
@@ -168,13 +222,16 @@ def _refuse_finished(out: Path) -> None:
         )
 
 
-def _require_same_settings(settings: Conversion, work: Path) -> None:
+def _as_before(settings: Conversion, work: Path) -> Conversion:
+    """Return the settings with which a conversion began; others are refused, except what they leave open."""
     path = work / "settings.json"
     if not (path.exists() and folders.exist(work / "checkpoints")):  # a conversion that failed at its start is no limit
-        return
-    before = dataclasses.asdict(Conversion.from_dict(read_json(path)))
-    different = [f"{name} {before[name]!r}" for name, value in dataclasses.asdict(settings).items() if before[name] != value]
+        return settings
+    before = Conversion.from_dict(read_json(path))
+    now = {name: value for name, value in dataclasses.asdict(settings).items() if value is not None or name not in OPEN}
+    different = [f"{name} {getattr(before, name)!r}" for name, value in now.items() if getattr(before, name) != value]
     if different:
         fault = f"the conversion in {work.parent} cannot resume with other settings."
         hint = "give the same settings (`segue resume` does), or another --out."
         raise ConfigError(fault, f"It has {', '.join(different)}.", hint)
+    return before

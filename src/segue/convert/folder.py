@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from segue.convert import manifest, pretrained, speed
 from segue.convert.data import Data
 from segue.convert.options import Conversion
 from segue.convert.pretrained import Base
+from segue.convert.recipes import described
 from segue.convert.tasks import Task
 from segue.core.tensor_files import full
 from segue.phases import adapts, alpha_of
@@ -43,12 +43,13 @@ class Finished:
     plan: Plan
     original: dict[str, float]  # scores of the original
     trained: Fit
+    seen: dict[str, float]  # scores of the original on what evaluations in training read
 
 
-def evaluated(model: nn.Module, data: Data) -> dict[str, float]:
-    """Return the scores of a model on the held-out data, computed by this process alone."""
+def evaluated(model: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, float]:
+    """Return the scores of a model on held-out batches, computed by this process alone."""
     device = next(model.parameters()).device
-    return Evaluator(data.held_out, data.task.scores, Processes(device), torch.no_grad)(model)
+    return Evaluator(batches, task.scores, Processes(device), torch.no_grad)(model)
 
 
 def full_state(model: nn.Module) -> dict[str, Tensor]:
@@ -77,12 +78,13 @@ def write(
     record = _record(finished, dtype)
     write_json(record, draft / pretrained.RECORD)
     converted = pretrained.from_pretrained(draft, verify=False)  # its manifest comes last
-    scores, task = evaluated(converted, finished.data), finished.data.task
+    task = finished.data.task
+    scores = evaluated(converted, finished.data.held_out, task)
     record["quality"] = {"name": task.quality, "original": finished.original, "converted": scores}
     say(f"as saved: {task.quality} {task.of(scores):.4g}{task.unit}, original {task.of(finished.original):.4g}{task.unit}")
     record["speed"] = _speed(finished, {"original": finished.base.reload().to(dtype), "converted": converted})
-    write_json({"original": finished.original, "points": finished.trained.history}, draft / "curve.json")
-    draw_curve(draft / "curve.png", task, task.of(finished.original), finished.trained.history, _alphas(finished))
+    write_json({"original": finished.seen, "points": finished.trained.history}, draft / "curve.json")
+    draw_curve(draft / "curve.png", task, task.of(finished.seen), finished.trained.history, _alphas(finished))
     write_json(record, draft / pretrained.RECORD)
     digest = manifest.write(draft)
     (draft / manifest.CARD).write_text(card(record, finished.data, digest), encoding="utf-8")
@@ -136,7 +138,7 @@ def _record(finished: Finished, dtype: torch.dtype) -> dict[str, Any]:
             "transformers": transformers.__version__,
             "python": platform.python_version(),
         },
-        "conversion": dataclasses.asdict(settings),
+        "conversion": described(settings, finished.plan),
         "budget": {
             "steps": finished.trained.total_steps,
             "examples": examples,
@@ -232,7 +234,7 @@ Load it with Segue: transformers alone builds the original's modules with random
 ## Conversion
 
 - **Replaced**: `{conversion["sites"]}` ({len(sites)} sites), each by `{conversion["student"]}`.{excluded}
-- **Method**: `{conversion["method"]}`; trained: {conversion["train"]}; seed {conversion["seed"]}.
+- **Method**: {_method(conversion)}; seed {conversion["seed"]}.{_control(conversion)}
 - **Data**: `{source}`: {data.train_size}; evaluated on {data.held_out_size}, never trained on.
 - **Budget**: {budget["steps"]:,} steps of {batch}, {seen}, {duration(budget["seconds"])}.
 - **Original**: `{name}`, sha256 of its weights in float32 `{base["hash"][:16]}…`
@@ -243,6 +245,18 @@ Load it with Segue: transformers alone builds the original's modules with random
 evaluated on the data above: other data, longer texts and other seeds give other numbers. `segue eval` compares the two models
 further.
 """
+
+
+def _method(conversion: dict[str, Any]) -> str:
+    """Say how the students were trained, and what else."""
+    how = f"the plan `{_short(conversion['plan'])}`" if conversion["plan"] else f"`{conversion['method']}`"
+    trained = f"students, and LoRA of rank {conversion['lora']} around them" if conversion["lora"] else conversion["train"]
+    return f"{how}; trained: {trained}"
+
+
+def _control(conversion: dict[str, Any]) -> str:
+    said = " **A control**: these students compute what the original computes, so that nothing is converted;"
+    return f"{said} what changes is adaptation to the data." if conversion["control"] else ""
 
 
 def _short(name: str) -> str:

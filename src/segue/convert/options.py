@@ -52,20 +52,52 @@ class Conversion:
     """Everything that one conversion depends on."""
 
     model: Annotated[str, Option(help="Hugging Face id, folder with safetensors, or GGUF file.", argument=True)]
-    sites: Annotated[str, Option(help="Pattern of the modules to replace, such as 'model.layers.*.self_attn'.")]
-    student: Annotated[str, Option(help="Replacement of each module, such as 'WindowedLinear(window=64)'.")]
+    sites: Annotated[str | None, Option(help="Pattern of the modules to replace, such as 'model.layers.*.self_attn'.")] = None
+    student: Annotated[str | None, Option(help="Replacement of each module, such as 'WindowedLinear(window=64)'.")] = None
     data: Annotated[str, Option(help="Text file, folder of text files, folder of images by class, or id of `datasets`.")]
-    steps: Annotated[int, Option(help="Number of optimizer steps.", min=1)]
-    method: Annotated[str, Option(help="Replacement method; `segue methods` lists them.")] = "dcr_dfg"
+    steps: Annotated[
+        int | None, Option(help="Number of optimizer steps; the default is announced with the time it takes.", min=1)
+    ] = None
+    method: Annotated[
+        str | None,
+        Option(
+            help="Replacement method, such as 'lolcats(hold=0.3)'; `segue methods` lists them, the model decides the default."
+        ),
+    ] = None
+    plan: Annotated[
+        str | None, Option(help="Plan saved as JSON, instead of sites, student, method and losses: Plan.to_dict() in a file.")
+    ] = None
+    guidance: Annotated[
+        str | None, Option(help="Loss at the sites, such as 'CosineGuidance(weight=2)', its weight, or 'none'.")
+    ] = None
+    distill: Annotated[
+        str | None, Option(help="Loss between the models, such as 'LogitDistillation(temperature=1)', its weight, or 'none'.")
+    ] = None
+    control: Annotated[
+        bool, Option(help="Replace attention by exact softmax attention and train it in the same way: nothing is converted.")
+    ] = False
     exclude: Annotated[
         str | None, Option(help="Pattern of matched modules to leave unchanged, such as 'model.layers.{0,29}.*'.")
     ] = None
     batch: Annotated[int, Option(help="Number of examples in a batch.", min=1)] = 8
     tokens: Annotated[int, Option(help="Number of tokens in a piece of text.", min=2)] = 256
-    lr: Annotated[float, Option(help="Peak learning rate.")] = 5e-4
+    lr: Annotated[
+        float | None,
+        Option(help="Peak learning rate: of all parameters, or beside --lr-new of those copied from the original."),
+    ] = None
+    lr_new: Annotated[
+        float | None, Option(help="Peak learning rate of parameters that the original does not have, such as feature maps.")
+    ] = None
+    lr_backbone: Annotated[
+        float | None, Option(help="Peak learning rate of what trains around the sites; by default a tenth of --lr.")
+    ] = None
     warmup: Annotated[float, Option(help="Fraction of the steps in which the learning rate rises.", min=0, max=1)] = 0.05
     accumulate: Annotated[int, Option(help="Number of batches in an optimizer step.", min=1)] = 1
     train: Annotated[Literal["students", "all"], Option(help="Parameters to train.")] = "students"
+    lora: Annotated[
+        int | None,
+        Option(help="Rank of LoRA adapters that train around the sites and are merged in the end; needs PEFT.", min=1),
+    ] = None
     precision: Annotated[Literal["float32", "bf16", "fp16"], Option(help="Precision of the computation.")] = "float32"
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, Option(help="Type of the saved weights; by default the original's.")
@@ -75,7 +107,13 @@ class Conversion:
     ] = False
     compile: Annotated[bool, Option(help="Compile the model with torch.compile.")] = False
     validation: Annotated[float, Option(help="Fraction of the data that is held out, between 0 and 1.")] = 0.05
-    evaluations: Annotated[int, Option(help="Number of evaluations on the held-out data.", min=1)] = 10
+    evaluations: Annotated[
+        int | None,
+        Option(help="Number of evaluations on the held-out data; by default as many as cost 10 % of the run.", min=1),
+    ] = None
+    eval_batches: Annotated[
+        int | None, Option(help="Number of held-out batches in each of them; all if evaluations are given.", min=1)
+    ] = None
     seed: Annotated[int, Option(help="Seed of the order of the data and of new weights.")] = 0
     text: Annotated[str | None, Option(help="Name of the text column.")] = None
     label: Annotated[str | None, Option(help="Name of the label column.")] = None
@@ -89,6 +127,8 @@ class Conversion:
     def from_dict(cls, saved: Mapping[str, Any]) -> Conversion:
         """Rebuild the settings from a file, also one that version 0.1.0 wrote."""
         given = {RENAMED.get(name, name): value for name, value in saved.items()}
+        if given.get("train") == "all" and "lr" in given:
+            given.setdefault("lr_backbone", given["lr"])  # 0.1.0 had one rate for all
         known = options(cls)
         wrong = sorted(set(given) - set(known)) or [name for name in known if name not in given and not hasattr(cls, name)]
         if wrong:

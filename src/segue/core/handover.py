@@ -255,6 +255,8 @@ class Handover(Copied):
     def weighted(self, task_loss: Tensor) -> Tensor:
         """Return the loss of the task times the weight that the phase gives it."""
         weight = 1.0 if self.phase is None else self.phase.task
+        if weight == 0.0:
+            return task_loss.detach() * weight  # nothing learns from it: no backward either
         return task_loss if weight == 1.0 else task_loss * weight
 
     def aux_loss(self, mask: Tensor | None = None) -> Tensor:
@@ -350,8 +352,10 @@ class Handover(Copied):
         return views.comparing(self, padding_mask)
 
     @checked
-    def features(self, mask: Tensor | None = None) -> AbstractContextManager[Features]:
+    def features(self, mask: Tensor | None = None, *, complete: bool = True) -> AbstractContextManager[Features]:
         """Record the inputs and outputs of all teachers in a `with` block, whose forwards are those of the original model.
+
+        With `complete=False` the block ends when the last site has returned: the head, and a loss, are not computed.
 
         The students then learn from them without the model, as long as alpha is 1, in as many updates as you like:
 
@@ -368,7 +372,7 @@ class Handover(Copied):
                 "The plan has none, or its weight is 0 at this step.",
                 "give Plan(guidance=segue.losses.FeatureGuidance()).",
             )
-        return recording(self, mask, self._optimizers.allow_another)
+        return recording(self, mask, self._optimizers.allow_another, complete=complete)
 
     def recording(self, watch: Watch) -> AbstractContextManager[None]:
         """Record outputs at the sites for a measurement, apart from those for the losses."""

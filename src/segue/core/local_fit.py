@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from segue.border import PositiveInt, checked
+from segue.core import randomness
 from segue.core.backbone import plain_attention
 from segue.core.blending import first_floating, merge, tensors
 from segue.core.seam import Seam, kind_of_call
@@ -44,6 +45,7 @@ class LocalFit:
     def __init__(self) -> None:
         self.proved: set[tuple[Any, ...]] = set()  # calls that the teacher has answered alike in parts
         self.errors: dict[str, float] = {}  # a running mean of the relative error at each site; saved and resumed
+        self.order: list[str] = []  # in which a complete forward calls the sites
 
     def fitted(self, tolerance: float) -> set[str]:
         """Return the sites that need no more updates."""
@@ -102,6 +104,7 @@ class Features:
     calls: dict[str, list[Call]] = field(default_factory=dict)
     parts: dict[str, Tensor] = field(default_factory=dict)  # the guidance at each site in the latest loss
     squares: dict[str, list[Tensor]] = field(default_factory=dict)  # relative errors of the updates so far, by site
+    order: list[str] = field(default_factory=list)  # in which the sites have returned
 
     @property
     def rows(self) -> int:
@@ -195,24 +198,51 @@ class Features:
         self.handover.local.proved.add(kind)
 
 
+class _EnoughError(BaseException):
+    """Leave a forward: all sites have returned. Not an Exception, which a model may catch."""
+
+
 @contextmanager
-def recording(handover: Handover, mask: Tensor | None, before_loss: Callable[[], None]) -> Iterator[Features]:
-    """Record what the sites are called with and return in the forwards of a `with` block: those of the original model."""
+def recording(
+    handover: Handover, mask: Tensor | None, before_loss: Callable[[], None], *, complete: bool = True
+) -> Iterator[Features]:
+    """Record what the sites are called with and return in the forwards of a `with` block: those of the original model.
+
+    Unless `complete`, the block ends when the last site has returned, so that nothing after it is computed. The first such
+    forward is complete, and shows which site that is: where one is called twice, all forwards are complete.
+    """
     phase, copies = handover.phase, _Copies()
     rest = handover.local.fitted(phase.tolerance if phase is not None else 0.0)
     sites = [name for name in handover.auxiliary.guidance if name not in rest]
     features = Features(handover, mask, sites, before_loss)
-    handles = [handle for name in features.sites for handle in _listen(features, handover.seams[name], copies)]
+    known = [name for name in handover.local.order if name in sites]
+    enough = None if complete or sorted(known) != sorted(sites) else len(known)
+    random: list[dict[str, Any]] = []  # as a forward that ends early leaves it
+
+    def returned(name: str) -> None:
+        features.order.append(name)
+        if len(features.order) == enough:
+            raise _EnoughError
+        if not complete and enough is None:
+            random[:] = [randomness.states()]
+
+    handles = [handle for name in sites for handle in _listen(features, handover.seams[name], copies, returned)]
     try:
         with torch.no_grad(), handover.as_teacher(), plain_attention(), eager_mode():
             yield features
+        if not complete:
+            handover.local.order = handover.local.order or features.order
+    except _EnoughError:
+        pass
     finally:
         for handle in handles:
             handle.remove()
+    if random:
+        randomness.restore(random[0])
     torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
 
 
-def _listen(features: Features, seam: Seam, copies: _Copies) -> list[RemovableHandle]:
+def _listen(features: Features, seam: Seam, copies: _Copies, returned: Callable[[str], None]) -> list[RemovableHandle]:
     """Record the calls of one site."""
     layers, name = layers_of(seam.require_teacher()), seam.site.name
 
@@ -229,6 +259,7 @@ def _listen(features: Features, seam: Seam, copies: _Copies) -> list[RemovableHa
     def after(_module: nn.Module, _args: Any, output: Any) -> None:
         kept = first_floating(output, seam.site) if seam.state.compared else output
         features.calls[name][-1].output = tree_map_only(Tensor, copies, kept)
+        returned(name)
 
     return [
         layers[0].register_forward_pre_hook(before, with_kwargs=True),

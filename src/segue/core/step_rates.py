@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from torch.optim.optimizer import Optimizer
 
-from segue.phases import SCHEDULED, set_rates
+from segue.phases import SCHEDULED, frozen, set_rates
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -48,7 +48,10 @@ class StepRates:
             if not handover.is_running or handover.total_steps is None:
                 return
             if optimizer in self._scheduled:
-                set_rates(optimizer, None, handover.plan.phases, handover.steps_done, handover.total_steps)
+                place = None, handover.plan.phases, handover.steps_done, handover.total_steps
+                set_rates(optimizer, *place)
+                for parameter in frozen(optimizer, *place):
+                    parameter.grad = None  # without one an optimizer leaves a parameter and its state alone
             factor = 1.0 if self._factor is None else self._factor()
             if factor != 1.0:
                 for group in optimizer.param_groups:

@@ -25,10 +25,10 @@ from segue.core.handover import replace_
 from segue.core.local_fit import Features
 from segue.core.step_state import progress_at, step_state
 from segue.errors import SegueWarning
-from segue.phases import Phase, at
+from segue.phases import Phase, Rates, at
 from segue.plan import Plan
 from segue.students.layers import layers_of
-from segue.training.local_step import has_updates
+from segue.training.local_step import from_features, needs_output
 from segue.training.tasks import LossFn, scalar
 
 
@@ -220,7 +220,7 @@ class StepCosts:
             self._first = False
             self.handover.resume_at(step)
             phase = self.handover.phase
-            local = phase is not None and has_updates(phase)
+            local = phase is not None and from_features(phase)
             self._known[kind] = self._count_local(phase) if phase is not None and local else self._count(self._loss)
         return self._known[kind]
 
@@ -251,15 +251,15 @@ class StepCosts:
             for name, site in now.sites.items()
         )
         phase = at(self.handover.plan.phases, progress_at(step, self.total))[0] if self.handover.plan.phases else None
-        updates = None if phase is None else (phase.split, phase.reuse, phase.tolerance > 0)
+        updates = None if phase is None else (phase.split, phase.reuse, phase.tolerance > 0, phase.task > 0)
         return step == 0, now.distill > 0, updates, first, *sorted(Counter(others).items())
 
     def _count_local(self, phase: Phase) -> StepCost:
         """Count one forward of the original model, and its passes over the batch; as if no site rested."""
-        handover, trained = self.handover, list(self.handover.parameters())
+        handover, trained = self.handover, self._trained()
 
         def record() -> Features:
-            with handover.features(padding_mask(self.batch)) as features:
+            with handover.features(padding_mask(self.batch), complete=needs_output(handover, phase)) as features:
                 self.loss_fn(handover.model, self.batch)
             return features
 
@@ -280,12 +280,19 @@ class StepCosts:
             once = flops(lambda: learn(features, phase.split))
             return StepCost(flops(record) + proving + phase.reuse * once, held + kept)
 
+    def _trained(self) -> list[Tensor]:
+        """Return what trains in the phase of this step."""
+        rates = None if self.handover.phase is None else self.handover.phase.lr
+        frozen = rates.frozen if isinstance(rates, Rates) else set()
+        kinds = self.handover.parameter_kinds()
+        return [parameter for name, parameter in self.handover.named_parameters() if kinds[name] not in frozen]
+
     def _loss(self) -> Tensor:
-        loss = scalar(self.loss_fn(self.handover.model, self.batch))
+        loss = self.handover.weighted(scalar(self.loss_fn(self.handover.model, self.batch)))
         return loss + self.handover.aux_loss(padding_mask(self.batch))
 
     def _count(self, loss: Callable[[], Tensor]) -> StepCost:
-        model, trained = self.handover.model, list(self.handover.parameters())
+        model, trained = self.handover.model, self._trained()
         with torch.random.fork_rng(devices=[]):
             kept = saved_bytes(loss, [*model.parameters(), *model.buffers()])
             return StepCost(flops(lambda: torch.autograd.grad(loss(), trained, allow_unused=True)), kept)

@@ -1,4 +1,4 @@
-"""PEFT models: PEFT saves its adapters only, so the students are saved and loaded with them."""
+"""PEFT models: PEFT saves its adapters only, so the students are saved and loaded with them; LoRA around the sites."""
 
 from __future__ import annotations
 
@@ -7,14 +7,67 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from segue.border import PositiveInt, Seed, checked
 from segue.core import tensor_files
 from segue.core.handover import Handover
-from segue.errors import CheckpointError, SegueWarning
+from segue.core.surgery import put
+from segue.errors import CheckpointError, HandoverError, MissingExtraError, SegueWarning
 from segue.integrations.driver import Driver
+from segue.sites import Selector, select
 
 FILE = "segue_students.safetensors"
+
+
+@checked
+def add_lora_(model: nn.Module, sites: Selector, *, rank: PositiveInt, seed: Seed = 0) -> list[str]:
+    """Put LoRA adapters at the linear layers around the sites, except the output, freeze the rest, and return their names.
+
+    They train in a handover with Plan(train="all"); `merge_lora_` makes it a plain model again.
+    """
+    peft = _peft()
+    inside = tuple(f"{name}." for site in select(model, sites) for name in (*site.names, *site.members))
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
+        and module is not head
+        and not f"{name}.".startswith(inside)
+    ]
+    if not layers:
+        raise HandoverError(
+            "LoRA has no layer to adapt.",
+            "There is no linear layer around the sites, except the output.",
+            "choose fewer sites, or train without LoRA. Nothing was changed.",
+        )
+    transposed = any(type(model.get_submodule(name)).__name__ == "Conv1D" for name in layers)
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, fan_in_fan_out=transposed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(config, model)
+    return layers
+
+
+@checked
+def merge_lora_(model: nn.Module) -> nn.Module:
+    """Add the adapters of `add_lora_` to the weights that they adapt, and take them out."""
+    layer = _peft().tuners.lora.LoraLayer
+    for name, module in [(name, module) for name, module in model.named_modules() if isinstance(module, layer)]:
+        module.merge()
+        put(model, name, module.get_base_layer())
+    vars(model).pop("peft_config", None)
+    return model.requires_grad_(True)
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise MissingExtraError("LoRA needs PEFT.", "It is not installed.", "pip install peft") from None
+    return peft
 
 
 def is_peft(model: Any) -> bool:

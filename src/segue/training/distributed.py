@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from segue.errors import ConfigError, MissingExtraError, nearest
+from segue.errors import ConfigError, MissingExtraError, SegueWarning, nearest
 from segue.training.batches import mapped, part_for
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ def accelerator(recipe: Recipe, trackers: Sequence[str], folder: Path | None) ->
 
     if recipe.precision == "fp16" and not torch.accelerator.is_available():
         raise ConfigError("Recipe(precision='fp16') needs a GPU.", "A CPU has no fp16 training.", "use 'bf16' here.")
+    if recipe.precision == "bf16" and not (torch.accelerator.is_available() or has_bf16_units()):
+        text = "this processor has no bf16 units: precision='bf16' is emulated, many times slower than 'float32'."
+        warnings.warn(text, SegueWarning, stacklevel=3)
     _check_trackers(trackers, folder)
     AcceleratorState._reset_state()  # an earlier fit in this process may have had another precision
     made = make(
@@ -81,6 +85,14 @@ def accelerator(recipe: Recipe, trackers: Sequence[str], folder: Path | None) ->
     )
     made.sync_gradients = True  # all Accelerators share it, and one of the user's may have left it False
     return made
+
+
+def has_bf16_units() -> bool:
+    """Return whether the processor multiplies bf16 by itself, as far as torch can tell."""
+    if not hasattr(torch.cpu, "get_capabilities"):  # of an older torch
+        return True
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
 
 
 def spread(model: nn.Module, units: Iterable[nn.Module], recipe: Recipe, processes: Processes) -> nn.Module:

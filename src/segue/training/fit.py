@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from segue.core.blending import padding_mask
 from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import full
 from segue.errors import ConfigError
-from segue.phases import Rates, course, rate, uses_kinds
+from segue.phases import Rates, course, frozen, rate, uses_kinds
 from segue.plan import Plan
 from segue.sites import select
 from segue.training import distributed, local_step, nonfinite
@@ -156,7 +156,8 @@ def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: fr
     loop.processes.wait()
     if loop.accelerator.log_with:
         loop.accelerator.init_trackers("segue", config={"total_steps": loop.total})
-    with Interruption() as interruption, closing(Progress(name, loop.total, done=loop.done)) as progress:
+    pauses = sum(step > loop.done for step in evaluations) + (loop.done == 0)
+    with Interruption() as interruption, closing(Progress(name, loop.total, done=loop.done, pauses=pauses)) as progress:
         if loop.done == 0:
             monitor.evaluate(progress)
         while not loop.ended:
@@ -218,6 +219,8 @@ class Loop:
             self.guard = RunningGuard(recipe.guard, GoodState(*parts), handover)
         self.means = RunningMeans([] if handover is None else list(handover.seams), accelerator.device)
         self.batches_per_epoch = stream.per_epoch or total * recipe.accumulate
+        self.parts: dict[str, Tensor] = {}  # of the loss of the latest step: of the task, guidance and distillation
+        self.part_means: dict[str, float] = {}  # the same over all processes
         self.done = 0
         self.skipped = 0
         self.seconds = 0.0
@@ -232,17 +235,19 @@ class Loop:
             self._slow_down(self.guard.rate(self.done))
         if self.buffers is not None:
             self.buffers.keep()
-        batches, total, measured = self._backward()
+        with self._frozen():
+            batches, total, measured = self._backward()
         gradients = [p.grad for p in self.parameters if p.grad is not None]  # none where all sites rest in a local phase
         if gradients:  # otherwise a gradient scaler refuses
             self.accelerator.unscale_gradients()
         norms = self._site_norms()
         norm = full(nn.utils.get_total_norm(gradients))
         caught = torch.tensor(float(interruption.caught), device=total.device)
-        shared = torch.stack([total, caught, norm.isfinite().to(total)])  # one wait for the device in a step
+        shared = torch.stack([total, caught, norm.isfinite().to(total), *self.parts.values()])  # one wait for the device
         if self.guard is not None:
             shared = torch.cat([shared, measured, norms])
-        mean, signal, bounded, *of_guard = (self.processes.total(shared) / self.processes.world).tolist()
+        mean, signal, bounded, *others = (self.processes.total(shared) / self.processes.world).tolist()
+        self.part_means, of_guard = dict(zip(self.parts, others, strict=False)), others[len(self.parts) :]
         scaled = self.accelerator.scaler is not None  # fp16: its scaler skips steps whose gradient overflows
         finite = math.isfinite(mean) and (scaled or bounded == 1)
         spike = None if self.guard is None else self.guard.judge(self.done, [mean, *of_guard], finite=finite)
@@ -297,11 +302,11 @@ class Loop:
 
         The parts, for the guard, are what guidance and distillation add up to, and the guidance at each site.
         """
-        if self.handover is not None and self.handover.phase is not None and local_step.has_updates(self.handover.phase):
+        if self.handover is not None and self.handover.phase is not None and self._from_features:
             return local_step.backward(self, self.handover, self.handover.phase)
         total = torch.zeros((), device=self.accelerator.device)
         measured = torch.zeros(1 if self.handover is None else 1 + len(self.handover.seams), device=total.device)
-        batches = []
+        batches, self.parts = [], {}
         for micro in range(self.recipe.accumulate):
             batch, weight = self.processes.part(next(self.stream))
             batches.append(nonfinite.MicroBatch.of(batch))
@@ -310,14 +315,47 @@ class Loop:
                 with self.accelerator.autocast():
                     loss = scalar(self.loss_fn(self.network, batch))
                     if self.handover is not None:
-                        loss = self.handover.weighted(loss) + self.handover.aux_loss(padding_mask(batch))
+                        loss = self.handover.weighted(loss)
+                        task, loss = loss, loss + self.handover.aux_loss(padding_mask(batch))
                 require_gradient(loss)
                 share = weight / self.recipe.accumulate
                 self.accelerator.backward(loss * share)
             total += loss.detach().float() * share
+            if self.handover is not None:
+                self._add_parts(self.handover, task, share)
             if self.guard is not None and self.handover is not None:
                 measured += self._auxiliary(self.handover, padding_mask(batch)) * share
         return batches, total, measured
+
+    @property
+    def _from_features(self) -> bool:
+        """Whether the students learn from features in the next step, without a loss on the output of the model."""
+        sharded = self.processes.world > 1 and self.recipe.shard
+        return self.handover is not None and local_step.from_features(self.handover.phase, sharded=sharded)
+
+    @contextmanager
+    def _frozen(self) -> Iterator[None]:
+        """Compute no gradients for parameters whose rate is 0; where a forward of DDP or FSDP2 waits for them, drop them."""
+        resting = frozen(self.raw_optimizer, self.recipe, self.phases, self.done, self.total)
+        alone = self.processes.world == 1 or self._from_features
+        for parameter in resting if alone else ():
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in resting:
+                parameter.requires_grad_(True)
+                parameter.grad = None
+
+    def _add_parts(self, handover: Handover, task: Tensor, share: float) -> None:
+        """Add the parts of a batch's loss, which are computed already, to those of the step."""
+        found = {"task": [task] if handover.phase is None or handover.phase.task > 0 else []}
+        for name, part in handover.auxiliary.latest.items():
+            found.setdefault(name.partition("/")[0], []).append(part)
+        for name, parts in found.items():
+            for part in parts:
+                value = part.detach().float().to(self.accelerator.device) * share
+                self.parts[name] = self.parts[name] + value if name in self.parts else value
 
     def _auxiliary(self, handover: Handover, mask: Tensor | None) -> Tensor:
         """Return the sum of guidance and distillation and the guidance at each site, which are computed already."""

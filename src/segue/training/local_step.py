@@ -1,4 +1,4 @@
-"""The step of a local phase: one forward of the original model, then several updates of the students from its features."""
+"""The step of a local phase: one forward of the original model, then updates of the students from its features."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ def has_updates(phase: Phase | None) -> bool:
     return phase is not None and (phase.split, phase.reuse, phase.tolerance) != (1, 1, 0.0)
 
 
+def from_features(phase: Phase | None, *, sharded: bool = False) -> bool:
+    """Return whether the students of a phase learn from features alone, with no loss on the output of the model."""
+    return has_updates(phase) or (phase is not None and phase.local and phase.task == 0 and not sharded)
+
+
+def needs_output(handover: Handover, phase: Phase) -> bool:
+    """Return whether a forward for features must be complete: for its loss, or for what it changes after the last site."""
+    plan = handover.plan
+    still = plan.train == "students" and plan.backbone == "eval" and plan.unreached == "error"
+    return phase.task > 0 or not still or any(site.is_span for site in handover.sites)
+
+
 def refuse_unfit(plan: Plan, *, accumulate: int, sharded: bool) -> None:
     """Refuse settings that leave no place for several updates in one step."""
     phase = next((phase for phase in plan.phases if has_updates(phase)), None)
@@ -51,29 +63,35 @@ def refuse_unfit(plan: Plan, *, accumulate: int, sharded: bool) -> None:
 
 
 def backward(loop: Loop, handover: Handover, phase: Phase) -> tuple[list[MicroBatch], Tensor, Tensor]:
-    """Take every update of a step but the last one, whose gradients are left; return the batch, the mean loss and its parts.
+    """Take every update of a step but the last one, whose gradients are left; return its batches, the mean loss and its parts.
 
-    An update that is not finite is left as the last one.
+    An update that is not finite is left as the last one. Only a step of one update has several batches.
     """
-    batch, weight = loop.processes.part(next(loop.stream))
-    micro = MicroBatch.of(batch)
-    with handover.features(padding_mask(batch)) as features, loop.accelerator.autocast():
-        task = handover.weighted(scalar(loop.loss_fn(loop.model, batch)))
-    parts = parts_of(features.rows, phase.split, loop.processes) if features.calls else []
+    accumulate = loop.recipe.accumulate
+    none = torch.zeros((), device=loop.accelerator.device)
+    micros, task = [], none
     losses: list[Tensor] = []  # of each update: the guidance and, for a guard, that of each site
-    none = torch.zeros((), device=task.device)
-    for begin, share in parts * phase.reuse:
-        if losses and not _update(loop):
-            break
-        with loop.accelerator.autocast():
-            loss = features.loss(begin, phase.split, measured=phase.tolerance > 0) * share
-        loop.accelerator.backward(loss)
-        average_gradients(loop.parameters, loop.processes.world)
-        of_sites = [] if loop.guard is None else [features.parts.get(name, none).float() * share for name in handover.seams]
-        losses.append(torch.stack([loss.detach().float(), *of_sites]))
-    features.observe(lambda errors: loop.processes.total(errors) / loop.processes.world)
+    for _ in range(accumulate):
+        batch, weight = loop.processes.part(next(loop.stream))
+        micros.append(MicroBatch.of(batch))
+        complete, output = needs_output(handover, phase), none
+        with handover.features(padding_mask(batch), complete=complete) as features, loop.accelerator.autocast():
+            output = handover.weighted(scalar(loop.loss_fn(loop.model, batch)))
+        task = task + output.float() * weight / accumulate
+        parts = parts_of(features.rows, phase.split, loop.processes) if features.calls else []
+        for begin, share in parts * phase.reuse:
+            if losses and has_updates(phase) and not _update(loop):
+                break
+            with loop.accelerator.autocast():
+                loss = features.loss(begin, phase.split, measured=phase.tolerance > 0) * share
+            loop.accelerator.backward(loss / accumulate if accumulate > 1 else loss)
+            average_gradients(loop.parameters, loop.processes.world)
+            of_sites = [] if loop.guard is None else [features.parts.get(name, none).float() * share for name in handover.seams]
+            losses.append(torch.stack([loss.detach().float(), *of_sites]))
+        features.observe(lambda errors: loop.processes.total(errors) / loop.processes.world)
     guidance = torch.stack(losses).mean(0) if losses else none.expand(1 + len(handover.seams))
-    return [micro], task.float() * weight + guidance[0], guidance
+    loop.parts = {"guidance": guidance[0]} | ({"task": task} if phase.task > 0 else {})
+    return micros, task + guidance[0], guidance
 
 
 def parts_of(rows: int, split: int, processes: Processes) -> list[tuple[int, float]]:

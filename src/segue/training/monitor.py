@@ -28,7 +28,7 @@ class Monitor:
 
     def evaluate(self, progress: Progress) -> None:
         """Measure the model as it is now, and log it."""
-        with randomness.kept():  # the number of evaluations must not change what is learned
+        with progress.paused(), randomness.kept():  # the number of evaluations must not change what is learned
             metrics = self._metrics()
             metrics |= self._averaged(metrics)
         if self.loop.guard is not None and (events := self.loop.guard.take_events()):
@@ -74,7 +74,7 @@ class Monitor:
 
     def status(self, loss: float) -> str:
         """Say in one line how the training stands."""
-        parts = [f"loss {loss:.3f}"]
+        parts = [f"loss {loss:.4g}{self._parts_of_loss()}"]
         if self.loop.handover is not None:
             parts.append(f"alpha {_mean(self.loop.handover.alphas):.2f}")
         latest = self.log.history[-1] if self.log.history else {}
@@ -84,6 +84,18 @@ class Monitor:
         if cosines := latest.get("cosine"):
             parts.append(f"cosine {_mean(cosines):.2f}")
         return ", ".join(parts)
+
+    def _parts_of_loss(self) -> str:
+        """Name what the loss of the latest step is made of, unless that is the task alone."""
+        if self.loop.handover is None or not set(self.loop.part_means) - {"task"}:
+            return ""
+        plan = self.loop.handover.plan
+        names = {"guidance": _name(plan.guidance), "distill": _name(plan.distill)}
+        return " = " + " + ".join(f"{names.get(part, part)} {value:.4g}" for part, value in self.loop.part_means.items())
+
+
+def _name(loss: object) -> str:
+    return getattr(loss, "__name__", type(loss).__name__)
 
 
 def _mean(values: dict[str, float]) -> float:

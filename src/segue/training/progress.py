@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TextIO
 
 from segue.errors import printable
 
 LINES_IN_A_LOG = 10
+RECENT = 20  # updates whose pace the time left follows: the parts of a run are not equally fast
+RIGHT = "{n_fmt}/{total_fmt} [{elapsed}<LEFT, {rate_fmt}{postfix}]"
 
 
 class Progress:
@@ -20,7 +24,7 @@ class Progress:
     reading: 100% 2/2 [00:00<00:00, ...it/s, loss 0.31]
     """
 
-    def __init__(self, name: str | None, total: int, *, done: int = 0, out: TextIO | None = None) -> None:
+    def __init__(self, name: str | None, total: int, *, done: int = 0, pauses: int = 0, out: TextIO | None = None) -> None:
         from tqdm.auto import tqdm  # type: ignore[import-untyped]  # imported late: the core does without it
 
         self.name, self.total, self.initial = name and printable(name), total, done
@@ -32,19 +36,50 @@ class Progress:
         )
         self.begun = time.monotonic()
         self.lines = 0
+        self.pauses = pauses  # to come
+        self.paused_for: list[float] = []  # seconds
+        self.recent = deque([(0.0, done)], maxlen=RECENT + 1)  # seconds of work, and what was done by then
 
     def __call__(self, done: int, text: str = "") -> None:
         """Show what is done so far."""
-        text = printable(text)
+        text, elapsed = printable(text), time.monotonic() - self.begun
+        self.recent.append((elapsed - sum(self.paused_for), done))
+        right = RIGHT.replace("LEFT", self.bar.format_interval(self.seconds_left))
         if self.terminal:
+            self.bar.bar_format = "{l_bar}{bar}| " + right
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(done - self.bar.n)
         elif self.name is not None and (done >= self.total or done * LINES_IN_A_LOG // self.total > self.lines):
             self.lines = done * LINES_IN_A_LOG // self.total
-            settings = {"ncols": 0, "prefix": self.name, "postfix": text, "initial": self.initial}
-            print(self.bar.format_meter(done, self.total, time.monotonic() - self.begun, **settings), file=self.out, flush=True)
+            settings = {"prefix": self.name, "postfix": text, "initial": self.initial}
+            settings |= {"bar_format": "{desc}: {percentage:3.0f}% " + right, "rate": 1 / self.pace if self.pace else None}
+            print(self.bar.format_meter(done, self.total, elapsed, **settings), file=self.out, flush=True)
         if done >= self.total:
             self.close()
+
+    @property
+    def pace(self) -> float:
+        """Seconds for one piece of work lately, without pauses."""
+        (begun, first), (now, done) = self.recent[0], self.recent[-1]
+        return (now - begun) / (done - first) if done > first else 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """The time that the rest takes, with the pauses to come."""
+        pause = sum(self.paused_for) / len(self.paused_for) if self.paused_for else 0.0
+        return self.pace * (self.total - self.recent[-1][1]) + pause * self.pauses
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do something else, such as an evaluation: its time does not count for the pace."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.paused_for.append(time.monotonic() - begun)
+            self.pauses = max(0, self.pauses - 1)
+            if self.terminal:
+                self.bar.last_print_t += self.paused_for[-1]
 
     def close(self) -> None:
         """Leave the bar as it is."""

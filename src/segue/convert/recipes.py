@@ -1,0 +1,162 @@
+"""Recipes of a conversion: the plan, the learning rates and the length that its settings stand for, and their defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+from segue import students
+from segue.convert import parse_student as parse
+from segue.convert.options import Conversion
+from segue.convert.pretrained import Base
+from segue.core.building import build_students
+from segue.core.kinds import copied_parameters
+from segue.core.surgery import teacher_at
+from segue.errors import ConfigError, SiteError
+from segue.losses import FeatureGuidance, LogitDistillation
+from segue.methods import TRANSFER_RATES
+from segue.phases import Phase, Rates
+from segue.plan import Plan
+from segue.reporting.records import read_json
+from segue.schedules import Constant
+from segue.sites import Selector, Span, select
+from segue.training.recipe import Recipe
+
+METHODS = {"causal": "transfer"}  # by the kind of model, as one would type it
+METHOD = "dcr_dfg"  # of all other kinds
+STEPS = 300
+RATES = TRANSFER_RATES  # of students that begin with weights of their teachers
+RATE = 5e-4  # where nothing is copied
+BACKBONE = 0.1  # of the rate of copied parameters, if all of the model trains
+PLAN = ("sites", "student", "method", "guidance", "distill", "exclude", "control")  # what a plan in a file says itself
+
+
+def with_defaults(settings: Conversion, kind: str) -> Conversion:
+    """Say what the settings leave open, so that a resume finds it as it was."""
+    method = settings.method or (None if settings.plan else METHODS.get(kind, METHOD))
+    return dataclasses.replace(settings, method=method, steps=settings.steps or STEPS)
+
+
+def require_complete(settings: Conversion) -> None:
+    """Refuse settings that leave out what is replaced, or say it twice."""
+    said = [name for name in PLAN if getattr(settings, name) not in (None, False)]
+    if settings.plan is not None and (said or settings.train == "all" or settings.lora):
+        twice = said[0] if said else "lora" if settings.lora else "train"
+        raise ConfigError(
+            f"--plan and --{twice} exclude each other.",
+            f"The plan in {settings.plan} says itself what is replaced, by what, how, and what trains.",
+            f"leave --{twice} out, or change the file.",
+        )
+    missing = [name for name in ("sites", "student") if getattr(settings, name) is None and settings.plan is None]
+    if missing and not (missing == ["student"] and settings.control):
+        raise ConfigError(
+            f"--{missing[0]} is missing.",
+            "A conversion needs the modules to replace, and their replacement.",
+            "give for example --sites 'model.layers.*.self_attn' --student 'WindowedLinear(window=64)', or --plan FILE.",
+        )
+    if settings.lora and settings.train == "all":
+        raise ConfigError(
+            "--lora and --train all exclude each other.",
+            "LoRA trains small adapters in place of the weights around the sites.",
+            "leave one of them out.",
+        )
+
+
+def plan_of(settings: Conversion, base: Base) -> Plan:
+    """Return the plan of a conversion, for this model."""
+    plan = _plan_in(settings.plan) if settings.plan is not None else _plan_by_method(settings, base)
+    own = settings.distill is not None or (settings.plan is not None and plan.distill is not None)
+    if base.kind == "encoder" and not own:  # the only task to learn from is what the original returns
+        plan = dataclasses.replace(plan, distill=FeatureGuidance(schedule=Constant(alpha=1.0)))
+    _, new = _kinds(base, plan)
+    return plan if new else dataclasses.replace(plan, phases=tuple(map(_for_copied, plan.phases)))
+
+
+def recipe_of(settings: Conversion, base: Base, plan: Plan) -> Recipe:
+    """Return the training settings of a conversion; a phase may have rates of its own."""
+    copied, _ = _kinds(base, plan)
+    names = ("steps", "warmup", "accumulate", "precision", "shard", "compile", "seed")
+    return Recipe(lr=_rates(settings, copied), **{name: getattr(settings, name) for name in names})
+
+
+def _plan_by_method(settings: Conversion, base: Base) -> Plan:
+    assert settings.method is not None
+    made, own = parse.method(settings.method)
+    student = students.Softmax() if settings.control else parse.student(str(settings.student))
+    train = "all" if settings.lora else settings.train
+    given = {"sites": _sites(settings, base), "student": student, "train": train, "seed": settings.seed, **own}
+    lr = inspect.signature(made).parameters.get("lr")
+    if lr is not None and (settings.lr is not None or settings.lr_new is not None or isinstance(lr.default, Rates)):
+        copied, _ = _kinds(base, Plan(sites=given["sites"], student=student))
+        given.setdefault("lr", _rates(settings, copied))
+    plan = made(**given)
+    for name, usual in (("guidance", FeatureGuidance()), ("distill", LogitDistillation(temperature=1.0))):
+        if (text := getattr(settings, name)) is not None:
+            plan = dataclasses.replace(plan, **{name: parse.loss(text, name, getattr(plan, name) or usual)})
+    return plan
+
+
+def _plan_in(place: str) -> Plan:
+    path = Path(place).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"there is no plan in {place}.", "It is not a file.", "write json.dumps(plan.to_dict()) to a file.")
+    return Plan.from_dict(read_json(path))
+
+
+def _rates(settings: Conversion, copied: int) -> float | Rates:
+    """Return the learning rates, one for all or one for each kind of parameter, where some or none are copied."""
+    usual = RATES if copied else Rates(new=RATE)
+    of_copied = usual.of("copied") if settings.lr is None else settings.lr
+    of_new = settings.lr_new or (usual.new if settings.lr is None else settings.lr)
+    around = of_copied * (1.0 if settings.lora else BACKBONE) if settings.lr_backbone is None else settings.lr_backbone
+    trains_backbone = settings.train == "all" or settings.lora is not None
+    if of_new == of_copied and (around == of_copied or not trains_backbone):
+        return of_new
+    return Rates(new=of_new, copied=of_copied, backbone=around)
+
+
+def _kinds(base: Base, plan: Plan) -> tuple[int, int]:
+    """Count the copied and the new parameters of the student at the first site."""
+    site = select(base.model, plan.sites)[0]
+    student = build_students(base.model, plan, [site])[site.name]
+    copied = len(copied_parameters(student, teacher_at(base.model, site)))
+    return copied, len(list(student.parameters())) - copied
+
+
+def _for_copied(phase: Phase) -> Phase:
+    """Let a phase that is for new parameters train the copied ones, where students have no others."""
+    if not isinstance(phase.lr, Rates) or phase.lr.copied != 0:
+        return phase
+    return dataclasses.replace(phase, lr=dataclasses.replace(phase.lr, copied=RATES.copied))
+
+
+def _sites(settings: Conversion, base: Base) -> Selector:
+    """Return the names of the sites without the excluded ones; a span stays as it is."""
+    wanted = parse.sites(str(settings.sites))
+    names = [site.name for site in select(base.model, wanted)]
+    if settings.exclude is None:
+        return wanted if isinstance(wanted, Span) else tuple(names)
+    if isinstance(wanted, Span):
+        raise SiteError("layers of a span cannot be excluded.", "It replaces complete groups.", "give it first= and last=.")
+    excluded = {site.name for site in select(base.model, settings.exclude)}
+    if not excluded & set(names):
+        found = f"The sites are {names[0]} and {len(names) - 1} more."
+        hint = "a pattern matches complete names, as in --sites."
+        raise SiteError(f"the pattern {settings.exclude!r} to exclude matches none of the {len(names)} sites.", found, hint)
+    if not set(names) - excluded:
+        found = f"It matches all {len(names)} of them, and nothing is left to replace."
+        raise SiteError(f"the pattern {settings.exclude!r} excludes all sites.", found, "exclude fewer.")
+    return tuple(name for name in names if name not in excluded)
+
+
+def described(settings: Conversion, plan: Plan) -> dict[str, Any]:
+    """Return the settings as plain data; the sites and the student of a plan in a file, or of a control, are among them."""
+    found = dataclasses.asdict(settings)
+    if settings.plan is not None:
+        names = plan.sites if isinstance(plan.sites, tuple) else (plan.sites,)
+        found["sites"] = ", ".join(name if isinstance(name, str) else repr(name) for name in names)
+    if settings.plan is not None or settings.control:
+        found["student"] = repr(plan.student)
+    return found

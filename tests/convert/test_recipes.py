@@ -1,0 +1,138 @@
+"""What the settings of a conversion stand for: plan, rates, length; and what is refused before anything is loaded."""
+
+import json
+
+import pytest
+
+import segue
+from segue.convert import parse_student as parse
+from segue.convert import recipes
+from segue.convert.options import Conversion
+from segue.convert.pretrained import open_base
+from segue.errors import ConfigError, PlanError
+from segue.losses import CosineGuidance, FeatureGuidance, LogitDistillation
+from segue.phases import Rates
+from tests.convert.small_models import ATTENTION, STUDENT
+
+NEEDED = {"model": "m", "sites": ATTENTION["llama"], "student": STUDENT, "data": "d"}
+
+
+@pytest.fixture(scope="module")
+def llama(base):
+    return open_base(str(base("llama")))
+
+
+def made(llama, **given):
+    """Return plan and recipe of settings."""
+    settings = recipes.with_defaults(Conversion(**{**NEEDED, **given}), llama.kind)
+    plan = recipes.plan_of(settings, llama)
+    return plan, recipes.recipe_of(settings, llama, plan)
+
+
+def test_every_default_can_be_typed():
+    for kind in ("causal", "masked", "labels", "encoder"):
+        settings = recipes.with_defaults(Conversion(**NEEDED), kind)
+        assert parse.method(settings.method)
+        assert settings.steps == recipes.STEPS
+    given = Conversion(**NEEDED, method="dcr", steps=7)
+    assert recipes.with_defaults(given, "causal") == given
+
+
+@pytest.mark.parametrize(
+    ("given", "rates"),
+    [
+        ({}, Rates(new=1e-2, copied=1e-4, backbone=1e-4 * 0.1)),
+        ({"lr": 3e-4}, 3e-4),
+        ({"lr": 3e-4, "train": "all"}, Rates(new=3e-4, copied=3e-4, backbone=3e-4 * 0.1)),
+        ({"lr": 3e-4, "lr_new": 2e-2}, Rates(new=2e-2, copied=3e-4, backbone=3e-4 * 0.1)),
+        ({"lr_new": 2e-2}, Rates(new=2e-2, copied=1e-4, backbone=1e-4 * 0.1)),
+        ({"lr": 0.0, "lr_new": 2e-2}, Rates(new=2e-2, copied=0.0, backbone=0.0)),
+        ({"lr": 3e-4, "lr_backbone": 3e-4, "train": "all"}, 3e-4),
+        ({"lora": 4}, Rates(new=1e-2, copied=1e-4, backbone=1e-4)),
+        ({"student": "Reinit"}, 5e-4),
+        ({"student": "Reinit", "train": "all"}, Rates(new=5e-4, copied=5e-4, backbone=5e-4 * 0.1)),
+    ],
+)
+@pytest.mark.parametrize("method", ["dcr_dfg", "transfer"])
+def test_rates_follow_what_is_copied_and_what_is_given(given, rates, method, llama):
+    plan, recipe = made(llama, method=method, **given)
+    assert recipe.lr == rates
+    wanted = rates if isinstance(rates, Rates) else Rates(new=rates)
+    assert all(phase.lr == wanted for phase in plan.phases)
+    assert len(plan.phases) == (2 if method == "transfer" else 0)
+
+
+def test_settings_of_version_0_1_0_have_one_rate_for_all():
+    old = Conversion.from_dict({**NEEDED, "steps": 3, "lr": 5e-4, "train": "all"})
+    assert recipes._rates(old, copied=4) == 5e-4
+    assert recipes._rates(Conversion.from_dict({**NEEDED, "steps": 3, "lr": 5e-4}), copied=4) == 5e-4
+
+
+def test_students_without_new_parameters_train_the_copied_ones(llama):
+    only_new = "transfer(first='new', hold=0.5)"
+    assert made(llama, method=only_new)[0].phases[0].lr.copied == 0
+    plan, _ = made(llama, method=only_new, student="SlidingWindow(window=4)")
+    assert plan.phases[0].lr.copied == 1e-4
+    control, _ = made(llama, method=only_new, control=True)
+    assert (control.student, control.phases[0].lr.copied) == (segue.students.Softmax(), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "guidance", "distill"),
+    [
+        ({}, FeatureGuidance(), LogitDistillation(temperature=1.0)),
+        ({"distill": "0.25"}, FeatureGuidance(), LogitDistillation(temperature=1.0, weight=0.25)),
+        ({"distill": "LogitDistillation(temperature=2)"}, FeatureGuidance(), LogitDistillation(temperature=2)),
+        ({"distill": "none", "method": "transfer(task=1.0)"}, FeatureGuidance(), None),
+        ({"guidance": "CosineGuidance(weight=2)"}, CosineGuidance(weight=2), LogitDistillation(temperature=1.0)),
+        ({"guidance": "3"}, FeatureGuidance(weight=3), LogitDistillation(temperature=1.0)),
+        ({"method": "dcr", "guidance": "0.5"}, FeatureGuidance(weight=0.5), None),
+        ({"method": "dcr_dfg", "guidance": "none", "distill": "1"}, None, LogitDistillation(temperature=1.0)),
+    ],
+)
+def test_losses_are_given_by_name_by_weight_or_as_none(given, guidance, distill, llama):
+    plan, _ = made(llama, **{"method": "transfer", **given})
+    assert (plan.guidance, plan.distill) == (guidance, distill)
+
+
+def test_a_method_takes_its_settings_and_those_of_a_plan(llama):
+    plan, _ = made(llama, method="lolcats(hold=0.3, release=True)")
+    assert (plan.phases[0].length, plan.release) == (0.3, True)
+    assert made(llama, method="dcr(schedule=Linear(until=0.5))")[0].schedule == segue.schedules.Linear(until=0.5)
+    assert made(llama, method="local_fit", lr=1e-3)[0].phases[0].lr == 1e-3
+    assert made(llama, method="local_fit")[0].phases[0].lr == 4e-3
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [
+        ({"sites": None}, "--sites is missing."),
+        ({"student": None}, "--student is missing."),
+        ({"plan": "plan.json"}, "--plan and --sites exclude each other."),
+        ({"plan": "plan.json", "sites": None, "student": None, "method": "dcr"}, "--plan and --method exclude each other."),
+        ({"plan": "plan.json", "sites": None, "student": None, "train": "all"}, "--plan and --train exclude each other."),
+        ({"plan": "plan.json", "sites": None, "student": None, "lora": 2}, "--plan and --lora exclude each other."),
+        ({"lora": 2, "train": "all"}, "--lora and --train all exclude each other."),
+    ],
+)
+def test_what_is_missing_or_said_twice_is_refused(given, first):
+    with pytest.raises(ConfigError) as caught:
+        recipes.require_complete(Conversion(**{**NEEDED, **given}))
+    lines = str(caught.value).splitlines()
+    assert lines[0] == first
+    assert len(lines) == 3
+    recipes.require_complete(Conversion(**NEEDED))
+
+
+def test_a_plan_is_read_from_its_file(llama, tmp_path):
+    plan = segue.methods.halo(sites=ATTENTION["llama"], student=segue.students.WindowedLinear(window=4))
+    place = tmp_path / "plan.json"
+    place.write_text(json.dumps(plan.to_dict()))
+    found, recipe = made(llama, plan=str(place), sites=None, student=None, lr=1e-3)
+    assert found == plan
+    assert recipe.lr == 1e-3
+    place.write_text(json.dumps({"format": 99}))
+    with pytest.raises(PlanError, match="format 99"):
+        made(llama, plan=str(place), sites=None, student=None)
+    with pytest.raises(ConfigError, match="there is no plan"):
+        made(llama, plan=str(tmp_path / "nowhere.json"), sites=None, student=None)

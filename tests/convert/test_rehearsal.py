@@ -1,0 +1,73 @@
+"""A rehearsal: times of phases, a model that is as it was, and evaluations that a run can afford."""
+
+import time
+
+import pytest
+
+import segue
+from segue.convert import recipes
+from segue.convert.data import load
+from segue.convert.options import Conversion
+from segue.convert.pretrained import open_base
+from segue.convert.rehearsal import PASSES, SHARE, affordable, estimate, rehearse
+from segue.convert.tasks import NextToken
+from tests.convert.small_models import ATTENTION, STUDENT
+from tests.helpers.tiny import same_state
+
+
+@pytest.mark.parametrize("run", [0.1, 1.0, 60.0, 1800.0, 1e5])
+@pytest.mark.parametrize("batch", [0.01, 0.3, 5.0])
+@pytest.mark.parametrize("batches", [1, 8, 32])
+def test_evaluations_cost_at_most_a_tenth_unless_one_batch_at_each_end_does(run, batch, batches):
+    number, used = affordable(run, batch, batches)
+    assert 1 <= number <= 10
+    assert 1 <= used <= batches
+    cost = (number + 1) * PASSES * used * batch
+    assert (number, used) == (1, 1) or cost <= SHARE * (run + cost) * (1 + 1e-9)
+    if used < batches:  # one more batch in each would be too much
+        assert (number + 1) * PASSES * (used + 1) * batch > SHARE / (1 - SHARE) * run
+
+
+class Slow(NextToken):
+    """A task that takes a known time, except where the forward ends before its loss."""
+
+    def __call__(self, model, batch):
+        loss = super().__call__(model, batch)
+        time.sleep(0.3)
+        return loss
+
+
+@pytest.fixture
+def conversion(base, texts):
+    def made(method):
+        needed = {"model": str(base("llama")), "sites": ATTENTION["llama"], "student": STUDENT, "data": str(texts)}
+        settings = Conversion(**needed, method=method, steps=10, batch=4, tokens=16)
+        llama = open_base(settings.model)
+        plan = recipes.plan_of(settings, llama)
+        return llama, plan, load(llama, settings), recipes.recipe_of(settings, llama, plan)
+
+    return made
+
+
+def test_each_phase_is_timed_and_the_model_is_as_before(conversion):
+    llama, plan, data, recipe = conversion("transfer(hold=0.4)")
+    before = {name: value.clone() for name, value in llama.model.state_dict().items()}
+    data.task = Slow()
+    found = rehearse(llama.model, plan, data, recipe)
+    assert {name: steps for name, (steps, _) in found.seconds.items()} == {"transfer": 4, "students alone": 6}
+    assert found.seconds["transfer"][1] < 0.3 <= found.seconds["students alone"][1] < 0.6
+    assert found.total == pytest.approx(sum(steps * one for steps, one in found.seconds.values()))
+    assert same_state(llama.model.state_dict(), before)
+    assert not llama.model.training
+    assert not any(type(module).__name__ == "Seam" for module in llama.model.modules())
+
+
+def test_operations_are_those_of_segue_cost_on_whole_batches(conversion):
+    llama, plan, data, recipe = conversion("dcr_dfg")
+    found = rehearse(llama.model, plan, data, recipe, saves=True)
+    assert list(found.seconds) == ["steps"]
+    assert found.checkpoint > 4 * sum(p.numel() for p in llama.model.model.layers[0].self_attn.parameters())
+    taken = estimate(llama.model, plan, data, recipe, found, llama.dtype)
+    counted = segue.cost(llama.model, plan, next(iter(data.train)), total_steps=10, loss_fn=data.task)
+    assert taken["flops"] == pytest.approx(counted.flops, rel=1e-6)
+    assert taken["weights"] == 4 * sum(p.numel() for p in llama.model.parameters())
