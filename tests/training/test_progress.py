@@ -126,3 +126,12 @@ def test_the_bar_leaves_an_evaluation_out_too(monkeypatch):
     show.bar.refresh()  # tqdm has a clock of its own
     assert "<00:18" in out.getvalue().split("\r")[-1]
     show.close()
+
+
+def test_the_time_left_knows_that_the_second_half_is_slower(monkeypatch):
+    clock, out = Clock(), io.StringIO()
+    monkeypatch.setattr(progress, "time", clock)
+    show = Progress("training", 40, costs=[0.5] * 20 + [1.5] * 20, out=out)
+    clock.now += 40  # 2 s a step, in the first half
+    show(20)
+    assert "20/40 [00:40<02:00,  2.00s/it]" in out.getvalue().splitlines()[-1]  # 6 s a step, in the second

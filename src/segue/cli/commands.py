@@ -166,7 +166,9 @@ def convert(
     `segue convert MODEL --sites 'model.layers.*.self_attn' --student 'WindowedLinear(window=64)' --data text.txt --out DIR`
     """
     given = {name: getattr(settings, name) for name in ("model", "data", "plan")}
-    places = {name: str(Path(value).resolve()) for name, value in given.items() if value and Path(value).exists()}
+    places: dict[str, Any] = {
+        name: str(Path(value).resolve()) for name, value in given.items() if value and Path(value).exists()
+    }
     _convert(dataclasses.replace(settings, **places), out, dry_run=dry_run)
 
 

@@ -112,6 +112,7 @@ class Run:
     timed: bool  # something depends on how long it takes
     original: dict[str, float] = dataclasses.field(default_factory=dict)  # scores on all that is held out
     seen: dict[str, float] = dataclasses.field(default_factory=dict)  # scores on what evaluations in training read
+    step_costs: list[float] | None = None  # as rehearsed
 
     def begin(self, say: Callable[[str], None]) -> None:
         """Say what is converted, evaluate the original, and decide how often to evaluate."""
@@ -128,7 +129,9 @@ class Run:
         took = time.perf_counter() - begun
         say(f"original: {_quality(self.data, self.original)}")
         if self.timed:
-            say(self._budget(took, rehearsal.rehearse(model, self.plan, self.data, self.recipe)))
+            found = rehearsal.rehearse(model, self.plan, self.data, self.recipe)
+            self.step_costs = found.steps
+            say(self._budget(took, found))
         elif settings.evaluations is None:
             self.settings = dataclasses.replace(settings, evaluations=EVALUATIONS)
         if self.settings.eval_batches is not None:
@@ -179,6 +182,7 @@ class Run:
             evaluations=self.settings.evaluations or EVALUATIONS,
             on_eval=lambda point: say(_line(self.data, self.seen, point)),
             progress="converting",
+            step_costs=self.step_costs,
             **resuming,
         )
 

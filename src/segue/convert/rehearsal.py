@@ -41,6 +41,11 @@ class Rehearsal:
         """Seconds of all steps."""
         return sum(steps * seconds for steps, seconds in self.seconds.values())
 
+    @property
+    def steps(self) -> list[float]:
+        """Seconds of every step."""
+        return [seconds for steps, seconds in self.seconds.values() for _ in range(steps)]
+
     def __str__(self) -> str:
         parts = [f"{steps:,} {name} at {duration(seconds)}" for name, (steps, seconds) in self.seconds.items()]
         return f"about {duration(self.total)}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")

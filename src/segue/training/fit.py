@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from segue.border import Count, PositiveInt, checked
+from segue.border import Count, PositiveFloat, PositiveInt, checked
 from segue.checkpoint.lock import locked_on_rank_0
 from segue.core import randomness
 from segue.core.blending import padding_mask
@@ -33,6 +34,7 @@ from segue.training.ema import RunningEma
 from segue.training.evaluation import Evaluator, MetricsLog, RunningMeans, evaluation_steps
 from segue.training.good_state import GoodState
 from segue.training.guard import RunningGuard
+from segue.training.loss_parts import LossParts
 from segue.training.monitor import Monitor
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
@@ -85,6 +87,7 @@ def fit(
     trackers: Sequence[str] = (),
     split_batches: bool = True,
     progress: str | None = "training",
+    step_costs: Sequence[PositiveFloat] | None = None,
 ) -> Fit:
     """Train a model through a handover, or just train it when there is no plan.
 
@@ -98,7 +101,8 @@ def fit(
     that one. A recipe, plan, length or data other than those of the checkpoint are refused, and what differs is listed;
     `allow_changes=("recipe.lr",)` says that it may. When fit fails or is stopped, the model is as it was before (unless
     FSDP2 has sharded it), and what it learned is in the checkpoint. Launched in several processes, each takes its part of
-    every batch; with `split_batches=False` each process reads batches of its own.
+    every batch; with `split_batches=False` each process reads batches of its own. `step_costs` says how long steps take, one
+    number for each, of which only ratios count: for the time left, where the parts of a run are not equally fast.
     """
     _require_fit(recipe, plan, validation)
     path = None if folder is None else Path(folder)
@@ -126,7 +130,9 @@ def fit(
             log = MetricsLog(path, writes=accelerator.is_main_process)
             monitor = Monitor(loop, evaluator, log, measure, on_eval)
             name = progress if accelerator.is_main_process else None
-            _run(loop, monitor, checkpoints, evaluation_steps(evaluations, total), name)
+            costs = step_costs if step_costs is not None and len(step_costs) == total else None
+            shown = partial(Progress, name, total, costs=costs)
+            _run(loop, monitor, checkpoints, evaluation_steps(evaluations, total), shown)
         per_epoch = max(1, loop.batches_per_epoch // recipe.accumulate)
         ends = loop.stopping and (loop.stopping.stopped_at, loop.stopping.best_step)
         return Fit(model, handover, total, per_epoch, log.history, loop.seconds, loop.skipped, *(ends or ()))
@@ -147,7 +153,9 @@ def _require_fit(recipe: Recipe, plan: Plan | None, validation: Iterable[Any] | 
         )
 
 
-def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: frozenset[int], name: str | None) -> None:
+def _run(
+    loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: frozenset[int], shown: Callable[..., Progress]
+) -> None:
     """Train to the end, from the start or from a checkpoint."""
     if checkpoints.exist:
         checkpoints.load(loop)
@@ -157,7 +165,7 @@ def _run(loop: Loop, monitor: Monitor, checkpoints: Checkpoints, evaluations: fr
     if loop.accelerator.log_with:
         loop.accelerator.init_trackers("segue", config={"total_steps": loop.total})
     pauses = sum(step > loop.done for step in evaluations) + (loop.done == 0)
-    with Interruption() as interruption, closing(Progress(name, loop.total, done=loop.done, pauses=pauses)) as progress:
+    with Interruption() as interruption, closing(shown(done=loop.done, pauses=pauses)) as progress:
         if loop.done == 0:
             monitor.evaluate(progress)
         while not loop.ended:
@@ -219,8 +227,7 @@ class Loop:
             self.guard = RunningGuard(recipe.guard, GoodState(*parts), handover)
         self.means = RunningMeans([] if handover is None else list(handover.seams), accelerator.device)
         self.batches_per_epoch = stream.per_epoch or total * recipe.accumulate
-        self.parts: dict[str, Tensor] = {}  # of the loss of the latest step: of the task, guidance and distillation
-        self.part_means: dict[str, float] = {}  # the same over all processes
+        self.parts = LossParts(accelerator.device)
         self.done = 0
         self.skipped = 0
         self.seconds = 0.0
@@ -243,11 +250,11 @@ class Loop:
         norms = self._site_norms()
         norm = full(nn.utils.get_total_norm(gradients))
         caught = torch.tensor(float(interruption.caught), device=total.device)
-        shared = torch.stack([total, caught, norm.isfinite().to(total), *self.parts.values()])  # one wait for the device
+        shared = torch.stack([total, caught, norm.isfinite().to(total), *self.parts])  # one wait for the device
         if self.guard is not None:
             shared = torch.cat([shared, measured, norms])
         mean, signal, bounded, *others = (self.processes.total(shared) / self.processes.world).tolist()
-        self.part_means, of_guard = dict(zip(self.parts, others, strict=False)), others[len(self.parts) :]
+        of_guard = self.parts.take(others)
         scaled = self.accelerator.scaler is not None  # fp16: its scaler skips steps whose gradient overflows
         finite = math.isfinite(mean) and (scaled or bounded == 1)
         spike = None if self.guard is None else self.guard.judge(self.done, [mean, *of_guard], finite=finite)
@@ -306,7 +313,8 @@ class Loop:
             return local_step.backward(self, self.handover, self.handover.phase)
         total = torch.zeros((), device=self.accelerator.device)
         measured = torch.zeros(1 if self.handover is None else 1 + len(self.handover.seams), device=total.device)
-        batches, self.parts = [], {}
+        batches = []
+        self.parts.begin()
         for micro in range(self.recipe.accumulate):
             batch, weight = self.processes.part(next(self.stream))
             batches.append(nonfinite.MicroBatch.of(batch))
@@ -322,7 +330,7 @@ class Loop:
                 self.accelerator.backward(loss * share)
             total += loss.detach().float() * share
             if self.handover is not None:
-                self._add_parts(self.handover, task, share)
+                self.parts.add(self.handover, task, share)
             if self.guard is not None and self.handover is not None:
                 measured += self._auxiliary(self.handover, padding_mask(batch)) * share
         return batches, total, measured
@@ -346,16 +354,6 @@ class Loop:
             for parameter in resting:
                 parameter.requires_grad_(True)
                 parameter.grad = None
-
-    def _add_parts(self, handover: Handover, task: Tensor, share: float) -> None:
-        """Add the parts of a batch's loss, which are computed already, to those of the step."""
-        found = {"task": [task] if handover.phase is None or handover.phase.task > 0 else []}
-        for name, part in handover.auxiliary.latest.items():
-            found.setdefault(name.partition("/")[0], []).append(part)
-        for name, parts in found.items():
-            for part in parts:
-                value = part.detach().float().to(self.accelerator.device) * share
-                self.parts[name] = self.parts[name] + value if name in self.parts else value
 
     def _auxiliary(self, handover: Handover, mask: Tensor | None) -> Tensor:
         """Return the sum of guidance and distillation and the guidance at each site, which are computed already."""

@@ -90,7 +90,7 @@ def backward(loop: Loop, handover: Handover, phase: Phase) -> tuple[list[MicroBa
             losses.append(torch.stack([loss.detach().float(), *of_sites]))
         features.observe(lambda errors: loop.processes.total(errors) / loop.processes.world)
     guidance = torch.stack(losses).mean(0) if losses else none.expand(1 + len(handover.seams))
-    loop.parts = {"guidance": guidance[0]} | ({"task": task} if phase.task > 0 else {})
+    loop.parts.begin(**({"task": task} if phase.task > 0 else {}), guidance=guidance[0])
     return micros, task + guidance[0], guidance
 
 

@@ -74,8 +74,9 @@ class Monitor:
 
     def status(self, loss: float) -> str:
         """Say in one line how the training stands."""
-        parts = [f"loss {loss:.4g}{self._parts_of_loss()}"]
+        parts = [f"loss {loss:.4g}"]
         if self.loop.handover is not None:
+            parts[0] += self.loop.parts.text(self.loop.handover.plan)
             parts.append(f"alpha {_mean(self.loop.handover.alphas):.2f}")
         latest = self.log.history[-1] if self.log.history else {}
         accuracy = latest.get("students", latest.get("scores", {})).get("accuracy")
@@ -84,18 +85,6 @@ class Monitor:
         if cosines := latest.get("cosine"):
             parts.append(f"cosine {_mean(cosines):.2f}")
         return ", ".join(parts)
-
-    def _parts_of_loss(self) -> str:
-        """Name what the loss of the latest step is made of, unless that is the task alone."""
-        if self.loop.handover is None or not set(self.loop.part_means) - {"task"}:
-            return ""
-        plan = self.loop.handover.plan
-        names = {"guidance": _name(plan.guidance), "distill": _name(plan.distill)}
-        return " = " + " + ".join(f"{names.get(part, part)} {value:.4g}" for part, value in self.loop.part_means.items())
-
-
-def _name(loss: object) -> str:
-    return getattr(loss, "__name__", type(loss).__name__)
 
 
 def _mean(values: dict[str, float]) -> float:

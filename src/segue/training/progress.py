@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import accumulate
 from typing import Any, TextIO
 
 from segue.errors import printable
@@ -24,7 +25,16 @@ class Progress:
     reading: 100% 2/2 [00:00<00:00, ...it/s, loss 0.31]
     """
 
-    def __init__(self, name: str | None, total: int, *, done: int = 0, pauses: int = 0, out: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        name: str | None,
+        total: int,
+        *,
+        done: int = 0,
+        pauses: int = 0,
+        costs: Sequence[float] | None = None,
+        out: TextIO | None = None,
+    ) -> None:
         from tqdm.auto import tqdm  # type: ignore[import-untyped]  # imported late: the core does without it
 
         self.name, self.total, self.initial = name and printable(name), total, done
@@ -38,6 +48,9 @@ class Progress:
         self.lines = 0
         self.pauses = pauses  # to come
         self.paused_for: list[float] = []  # seconds
+        self.work = list(
+            accumulate(costs or [1.0] * total, initial=0.0)
+        )  # after each piece, in units of which only ratios count
         self.recent = deque([(0.0, done)], maxlen=RECENT + 1)  # seconds of work, and what was done by then
 
     def __call__(self, done: int, text: str = "") -> None:
@@ -64,10 +77,15 @@ class Progress:
         return (now - begun) / (done - first) if done > first else 0.0
 
     @property
+    def _pace_of_work(self) -> float:
+        (begun, first), (now, done) = self.recent[0], self.recent[-1]
+        return (now - begun) / (self.work[done] - self.work[first]) if done > first else 0.0
+
+    @property
     def seconds_left(self) -> float:
         """The time that the rest takes, with the pauses to come."""
         pause = sum(self.paused_for) / len(self.paused_for) if self.paused_for else 0.0
-        return self.pace * (self.total - self.recent[-1][1]) + pause * self.pauses
+        return self._pace_of_work * (self.work[-1] - self.work[self.recent[-1][1]]) + pause * self.pauses
 
     @contextmanager
     def paused(self) -> Iterator[None]:
