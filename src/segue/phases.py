@@ -313,6 +313,12 @@ def frozen(optimizer: Optimizer, base: HasRate | None, phases: Sequence[Phase], 
     return found
 
 
+def refuse_idle(optimizer: Optimizer, base: HasRate | None, phases: Sequence[Phase], total: int) -> None:
+    """Refuse a phase in which nothing trains."""
+    for begin in (0.0, *ends(phases)[:-1]) if phases else (0.0,):
+        frozen(optimizer, base, phases, min(total - 1, _first_step(begin, total)), total)
+
+
 def _peak_of(whose: HasRate, group: dict[str, Any]) -> float:
     if not isinstance(whose.lr, Rates):
         return peak(whose)

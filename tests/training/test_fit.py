@@ -1,5 +1,6 @@
 """fit(): the training loop, against loops written by hand."""
 
+import copy
 import itertools
 import re
 import sys
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BatchEncoding
 
 import segue
-from segue.errors import ConfigError, DataError, MissingExtraError, SiteError
+from segue.errors import ConfigError, DataError, MissingExtraError, PlanError, SiteError
 from segue.training.recipe import Recipe
 from segue.training.tasks import Classification
 from tests.helpers.tiny import SITES, Net, batch, needs_inductor, same_bits, same_state
@@ -353,3 +354,16 @@ def test_the_parts_of_the_loss_are_named_while_it_trains(capsys):
     assert "FeatureGuidance" not in last  # its weight is 0 by then
     fit(Net(), None, steps=1, evaluations=0, progress="training")
     assert "=" not in capsys.readouterr().err
+
+
+def test_a_phase_in_which_nothing_trains_is_refused_before_the_first_step():
+    phases = (
+        segue.phases.Phase(name="all", length=0.5, lr=1e-2),
+        segue.phases.Phase(name="none", lr=segue.phases.Rates(new=1e-2, copied=0.0)),
+    )
+    model, calls = Net(), []
+    with pytest.raises(PlanError, match="nothing trains in the phase 'none'"):
+        plan = segue.Plan(sites=SITES, student=lambda teacher, site: copy.deepcopy(teacher), phases=phases)
+        fit(model, plan, loss=lambda *args: calls.append(args), evaluations=0)
+    assert not calls
+    assert same_state(model.state_dict(), Net().state_dict())

@@ -22,7 +22,7 @@ from segue.core.blending import padding_mask
 from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import full
 from segue.errors import ConfigError
-from segue.phases import Rates, course, frozen, rate, uses_kinds
+from segue.phases import Rates, course, frozen, rate, refuse_idle, uses_kinds
 from segue.plan import Plan
 from segue.sites import select
 from segue.training import distributed, local_step, nonfinite
@@ -215,6 +215,7 @@ class Loop:
         self.phases = () if handover is None else handover.plan.phases
         kinds = handover.parameter_kinds() if handover is not None and uses_kinds((recipe, *self.phases)) else None
         self.raw_optimizer = recipe.optimizer(trained) if kinds is None else recipe.optimizer(trained, kinds)
+        refuse_idle(self.raw_optimizer, recipe, self.phases, total)
         self.optimizer = accelerator.prepare_optimizer(self.raw_optimizer)
         self.raw_optimizer.zero_grad()  # gradients of the user's own backward are not part of the first step
         self.buffers = StepBuffers(self._with_buffers()) if recipe.on_nan == "skip" else None
