@@ -40,9 +40,9 @@ def start_gates(
 
     before = listen(attention_sums)
     for name, mixer in mixers.items():
-        _set(mixer.gates.weight, torch.zeros_like(mixer.gates.weight))
+        _set(mixer.gates.weight, torch.zeros(mixer.gates.weight.shape))
         _set(mixer.gates.bias, biases(before[name].sums, mixer))
-        _set(mixer.value_scale, torch.ones_like(mixer.value_scale))
+        _set(mixer.value_scale, torch.ones(mixer.value_scale.shape))
     scales = listen(output_products)
     for name, mixer in mixers.items():
         _set(mixer.value_scale, value_scale(scales[name].sums))
@@ -52,7 +52,7 @@ def start_gates(
 
 @torch.no_grad()
 def _set(parameter: Tensor, value: Tensor) -> None:
-    parameter.copy_(sharded_like(value.to(parameter), parameter))
+    parameter.copy_(sharded_like(value.to(parameter.device, parameter.dtype), parameter))
 
 
 class _Listener:
