@@ -10,7 +10,7 @@ import segue
 from segue.errors import DataError, StudentError
 from segue.students import ClosedForm, GatedDeltaNet, GatedLinear, LinearAttention
 from segue.students.attention.mixers.gated import GatedMixer
-from segue.students.closed_form import Heads, biases, looks, value_scale
+from segue.students.closed_form import MixerCall, attention_sums, biases, value_scale
 from tests.helpers.models import CASES
 from tests.students.attention.mixers.checks import attention_spec, inputs
 
@@ -100,7 +100,7 @@ def test_heads_that_look_at_one_token_and_at_all_alike():
     q, k, v, _ = inputs(1, spec, 9)
     q[:, 0], k[:, 0] = 1e3 * torch.eye(9)[:, :8], 1e3 * torch.eye(9)[:, :8]  # the last one looks at nothing in particular
     q[:, 1] = 0.0
-    summed = looks(Heads(q[:, :, :8], k[:, :, :8], v[:, :, :8], None, True, v), mixer)
+    summed = attention_sums(MixerCall(q[:, :, :8], k[:, :, :8], v[:, :, :8], None, True, v), mixer)
     distance, sharp = (summed[:2] / summed[2]).tolist()
     assert distance == pytest.approx([0, sum(range(1, 8)) / 2 / 7])
     assert sharp == pytest.approx([1, 0], abs=1e-6)

@@ -16,7 +16,7 @@ from segue.core.surgery import unreached
 from segue.core.tensor_files import sharded_like
 from segue.students.attention.cache_copy import copy_caches
 from segue.students.attention.mixers.gated import GatedMixer
-from segue.students.closed_form import ClosedForm, Heads, agreement, biases, looks, value_scale
+from segue.students.closed_form import ClosedForm, MixerCall, attention_sums, biases, output_products, value_scale
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -29,7 +29,7 @@ def start_gates(
     mixers = {name: method.mixer(seam.student, seam.site) for name, seam in handover.seams.items()}
     batches = list(batches)
 
-    def listen(measure: Callable[[Heads, GatedMixer], Tensor]) -> dict[str, _Listener]:
+    def listen(measure: Callable[[MixerCall, GatedMixer], Tensor]) -> dict[str, _Listener]:
         heard = {name: _Listener(seam, mixers[name], measure) for name, seam in handover.seams.items()}
         run_original(handover, batches, mask, list(heard.values()))
         for name, listener in heard.items():
@@ -38,30 +38,30 @@ def start_gates(
             listener.share()
         return heard
 
-    before = listen(looks)
+    before = listen(attention_sums)
     for name, mixer in mixers.items():
-        _set(mixer.gates.weight, torch.zeros_like(mixer.gates.weight))
+        _set(mixer.gates.weight, torch.zeros(mixer.gates.weight.shape))
         _set(mixer.gates.bias, biases(before[name].sums, mixer))
-        _set(mixer.value_scale, torch.ones_like(mixer.value_scale))
-    scales = listen(agreement)
+        _set(mixer.value_scale, torch.ones(mixer.value_scale.shape))
+    scales = listen(output_products)
     for name, mixer in mixers.items():
         _set(mixer.value_scale, value_scale(scales[name].sums))
-    after = listen(agreement)
+    after = listen(output_products)
     return {name: Fitted(before[name].error, after[name].error) for name in mixers}
 
 
 @torch.no_grad()
 def _set(parameter: Tensor, value: Tensor) -> None:
-    parameter.copy_(sharded_like(value.to(parameter), parameter))
+    parameter.copy_(sharded_like(value.to(parameter.device, parameter.dtype), parameter))
 
 
 class _Listener:
     """Run a student on the inputs of its teacher, sum up what is measured at its heads, and how far it is from its teacher."""
 
-    def __init__(self, seam: Seam, mixer: GatedMixer, measure: Callable[[Heads, GatedMixer], Tensor]) -> None:
+    def __init__(self, seam: Seam, mixer: GatedMixer, measure: Callable[[MixerCall, GatedMixer], Tensor]) -> None:
         self.seam, self.mixer, self.measure = seam, mixer, measure
         self.mask: Tensor | None = None
-        self.calls, self.sums, self.errors = 0, torch.zeros(()), torch.zeros(2, dtype=torch.float64)
+        self.calls, self.sums, self.errors = 0, torch.zeros(()), torch.zeros(2)
         teacher = seam.require_teacher()
         self._handles = [
             teacher.register_forward_pre_hook(self._before, with_kwargs=True),
@@ -95,11 +95,11 @@ class _Listener:
             real = self.mask.bool().to(v.device)
             token_mask = real if token_mask is None else token_mask & real
         self.calls += 1
-        self.sums = self.sums + self.measure(Heads(q, k, v, token_mask, causal, output), self.mixer)
+        self.sums = self.sums + self.measure(MixerCall(q, k, v, token_mask, causal, output), self.mixer)
 
     def _after(self, _teacher: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         target = first_floating(output, self.seam.site)
-        missed, size = (self._output - target).double().square(), target.double().square()
+        missed, size = (self._output - target).float().square(), target.float().square()
         if self.mask is not None and self.mask.shape == target.shape[:2]:
             missed, size = (x * self.mask.to(x)[..., None] for x in (missed, size))
         self.errors = self.errors.to(size.device) + torch.stack([missed.sum(), size.sum()])

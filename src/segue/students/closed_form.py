@@ -41,7 +41,7 @@ class ClosedForm:
         return found
 
 
-class Heads(NamedTuple):
+class MixerCall(NamedTuple):
     """What a mixer gets in a call, and what it returns."""
 
     q: Tensor
@@ -61,30 +61,30 @@ class Heads(NamedTuple):
         return SoftmaxMixer(mixer.scale).weights(self.q, self.k, self.token_mask, self.causal, None).float()
 
 
-def looks(heads: Heads, mixer: GatedMixer) -> Tensor:
+def attention_sums(call: MixerCall, mixer: GatedMixer) -> Tensor:
     """Sum per head over the tokens that have a choice: how far they look, how sharply, and how many they are; (3, heads)."""
-    weights, place = heads.weights(mixer), heads.real.cumsum(1).float()
-    choice = (place if heads.causal else place[:, -1:].expand_as(place))[:, None]  # tokens to look at
+    weights, place = call.weights(mixer), call.real.cumsum(1).float()
+    choice = (place if call.causal else place[:, -1:].expand_as(place))[:, None]  # tokens to look at
     far = (weights * (place[:, None, :, None] - place[:, None, None, :]).abs()).sum(-1)
     sharp = 1 - torch.special.entr(weights).sum(-1) / choice.clamp_min(2).log()
-    counts = (heads.real[:, None] & (choice > 1)).expand_as(far)
-    return torch.stack([(x * counts).sum((0, 2)) for x in (far, sharp, counts)]).double()
+    counts = (call.real[:, None] & (choice > 1)).expand_as(far)
+    return torch.stack([(x * counts).sum((0, 2)) for x in (far, sharp, counts)]).float()
 
 
-def agreement(heads: Heads, mixer: GatedMixer) -> Tensor:
+def output_products(call: MixerCall, mixer: GatedMixer) -> Tensor:
     """Sum per head the products of what student and teacher return, and the squares of the student's; (2, heads)."""
-    theirs = heads.weights(mixer) @ repeat_heads(heads.v, heads.q.shape[1]).float()
-    ours = heads.y.float() * heads.real[:, None, :, None]
-    return torch.stack([(ours * theirs).sum((0, 2, 3)), ours.square().sum((0, 2, 3))]).double()
+    theirs = call.weights(mixer) @ repeat_heads(call.v, call.q.shape[1]).float()
+    ours = call.y.float() * call.real[:, None, :, None]
+    return torch.stack([(ours * theirs).sum((0, 2, 3)), ours.square().sum((0, 2, 3))])
 
 
 def biases(summed: Tensor, mixer: GatedMixer) -> Tensor:
-    """Return the biases of the gates that sums of `looks` lead to; query heads that share keys share their mean."""
+    """Return the biases of the gates that `attention_sums` leads to; query heads that share keys share their mean."""
     far, sharp = (summed[:2] / summed[2].clamp_min(1)).view(2, mixer.gates.key_heads, -1).mean(-1)
     return mixer.gates.biases(far.clamp_min(NEAREST), WRITE + SHARPER * sharp)
 
 
 def value_scale(summed: Tensor) -> Tensor:
-    """Return the factors of the values, (heads, 1, 1), that sums of `agreement` lead to."""
+    """Return the factors of the values, (heads, 1, 1), that `output_products` leads to."""
     product, square = summed
     return (product / square.clamp_min(torch.finfo(square.dtype).tiny)).clamp(SMALLEST, LARGEST)[:, None, None]
