@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segue.students.attention.mixer import Mixer, State, group_heads, repeat_heads
+from segue.students.attention.mixer import Mixer, State, read_state, repeat_heads
 from segue.students.attention.mixers.blocks import join, split
-from segue.students.attention.mixers.linear import FeatureMap, feature_map
+from segue.students.attention.mixers.linear import FeatureMap, feature_map, map_both
 from segue.students.attention.spec import AttentionSpec
 
 SIZE = 64  # tokens in a chunk
@@ -61,7 +61,8 @@ class Gates(nn.Module):
 
     def of_one(self, v: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the same for one token, in fewer operations, with a_t itself."""
-        stays, write, output = self._linear(v).sigmoid().split(self.parts, dim=1)
+        x = F.linear(v.flatten(1), self.weight.to(v.dtype), self.bias.to(v.dtype)).sigmoid()
+        stays, write, output = x.view(*x.shape, 1, 1).split_with_sizes(self.parts, 1)
         if not self.decay:
             stays = torch.ones_like(write)
         if token_mask is not None:
@@ -100,7 +101,11 @@ class GatedMixer(Mixer):
 
     def features(self, of: nn.Module, x: Tensor) -> Tensor:
         """Map queries or keys to features."""
-        raise NotImplementedError
+        return self.scaled(of(x))
+
+    def scaled(self, features: Tensor) -> Tensor:
+        """Give features the length that the recurrence needs."""
+        return features
 
     def written(self, k: Tensor, v: Tensor, write: Tensor, logs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what is written at each key, and what reads from the state before the chunk how much of it is known there.
@@ -134,11 +139,11 @@ class GatedMixer(Mixer):
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         stays, write, output = self.gates.of_one(v, token_mask)
-        k = self.features(self.of_keys, k)
+        q, k = (self.scaled(x) for x in map_both(self.of_queries, self.of_keys, q, k))
         faded = state["memory"] * stays
-        memory = torch.addcmul(faded, k.transpose(-1, -2), self.write_one(k, v, write, faded))
-        y = self.finish(group_heads(self.features(self.of_queries, q), k.shape[1]) @ memory)
-        return y.reshape(*q.shape[:3], -1) * (self.value_scale.to(y.dtype) * output), {"memory": memory}
+        memory = torch.addcmul(faded, k.mT, self.write_one(k, v, write, faded))
+        y = self.finish(read_state(q, memory))
+        return y * (self.value_scale.to(y.dtype) * output), {"memory": memory}
 
     def _recur(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> Tensor:
         heads, tokens = q.shape[1], q.shape[2]

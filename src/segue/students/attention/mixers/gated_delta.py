@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from segue.border import checked
-from segue.students.attention.mixer import Mixer
+from segue.students.attention.mixer import Mixer, read_state
 from segue.students.attention.mixers.gated import GatedMixer, fading
 from segue.students.attention.mixers.linear import FeatureMap
 from segue.students.attention.module import Operator
@@ -21,8 +21,8 @@ __all__ = ["GatedDeltaNet"]
 class GatedDeltaNetMixer(GatedMixer):
     """S_t = a_t (I - b_t f(k_t) f(k_t)') S_(t-1) + b_t f(k_t) v_t', read by f(q_t); features have length 1."""
 
-    def features(self, of: nn.Module, x: Tensor) -> Tensor:
-        return F.normalize(of(x), dim=-1, eps=1e-6)
+    def scaled(self, features: Tensor) -> Tensor:
+        return F.normalize(features, dim=-1, eps=1e-6)
 
     def written(self, k: Tensor, v: Tensor, write: Tensor, logs: Tensor) -> tuple[Tensor, Tensor | None]:
         # u_t = b_t (v_t - what the state holds at k_t): its own chunk's part is a triangular system (the UT transform)
@@ -32,7 +32,7 @@ class GatedDeltaNetMixer(GatedMixer):
         return u[..., : v.shape[-1]], u[..., v.shape[-1] :]
 
     def write_one(self, k: Tensor, v: Tensor, write: Tensor, faded: Tensor) -> Tensor:
-        return write * (v - k @ faded)
+        return write * (v - read_state(k, faded))
 
 
 @checked

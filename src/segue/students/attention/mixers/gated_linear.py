@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from segue.border import checked
 from segue.students.attention.mixer import Mixer, append_ones, normalise
@@ -18,10 +18,6 @@ __all__ = ["GatedLinear"]
 
 class GatedLinearMixer(GatedMixer):
     """S_t = a_t S_(t-1) + w_t f(k_t) (v_t, 1)'; what f(q_t) reads is divided by the sum of its weights, the last column."""
-
-    def features(self, of: nn.Module, x: Tensor) -> Tensor:
-        y: Tensor = of(x)
-        return y
 
     def written(self, k: Tensor, v: Tensor, write: Tensor, logs: Tensor) -> tuple[Tensor, Tensor | None]:
         return append_ones(v) * write, None

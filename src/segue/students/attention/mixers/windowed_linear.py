@@ -14,9 +14,18 @@ from torch.nn import functional as F
 
 from segue.border import Count, Fraction, PositiveFloat, PositiveInt, Unit, checked
 from segue.gates import Noise
-from segue.students.attention.mixer import Mixer, State, append_ones, group_heads, masked_softmax, normalise, repeat_heads
+from segue.students.attention.mixer import (
+    Mixer,
+    State,
+    append_ones,
+    group_heads,
+    masked_softmax,
+    normalise,
+    read_state,
+    repeat_heads,
+)
 from segue.students.attention.mixers.blocks import join, split, sums_after, sums_before
-from segue.students.attention.mixers.linear import FeatureMap, feature_map
+from segue.students.attention.mixers.linear import FeatureMap, feature_map, map_both
 from segue.students.attention.mixers.near import NearKeys, WindowMixer
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
@@ -123,14 +132,17 @@ class WindowedLinearMixer(WindowMixer):
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         if token_mask is not None or "mask" in state or self.ablated is not None or self.far is None:
             return super().step(q, k, v, token_mask, state)
-        sums, key_heads = state["sums"], k.shape[1]
+        sums = state["sums"]
         state, left_k, left_v = self._slide(k, v, state)  # all of it is near but for what is in the sums
-        if left_k is not None and left_v is not None:
-            sums = torch.addcmul(sums, self.of_keys(left_k).mT, F.pad(left_v, (0, 1), value=1.0))
-        near = F.scaled_dot_product_attention(group_heads(q, key_heads), state["k"], state["v"], scale=self.scale)
-        far = group_heads(self._of_queries(q), key_heads) @ sums
+        if left_k is None or left_v is None:
+            features = self.of_queries(q)
+        else:
+            features, of_left = map_both(self.of_queries, self.of_keys, q, left_k)
+            sums = torch.addcmul(sums, of_left.mT, append_ones(left_v))
+        near = F.scaled_dot_product_attention(group_heads(q, k.shape[1]), state["k"], state["v"], scale=self.scale)
+        far = read_state(self._weighted(features, q), sums)
         values, mass = far.split_with_sizes([v.shape[3], 1], -1)
-        return ((near + values) / (mass + 1)).reshape(*q.shape[:3], -1), {**state, "sums": sums}
+        return (near.reshape(values.shape) + values) / (mass + 1), {**state, "sums": sums}
 
     def _evict(self, k: Tensor, v: Tensor, mask: Tensor | None, state: State | None) -> State:
         """Add the tokens that leave the window to the sums."""
@@ -142,7 +154,9 @@ class WindowedLinearMixer(WindowMixer):
 
     def _of_queries(self, q: Tensor) -> Tensor:
         """Return the features of queries, multiplied by their factor."""
-        features: Tensor = self.of_queries(q)
+        return self._weighted(self.of_queries(q), q)
+
+    def _weighted(self, features: Tensor, q: Tensor) -> Tensor:
         if self.far is None:
             return features
         logs = q @ self.far_of_queries.to(q.dtype) + self.log_far.to(q.dtype).view(-1, 1, 1)
