@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch._dynamo.testing
 import transformers
 from torch import Tensor, nn
 
@@ -154,6 +155,21 @@ def test_the_dropout_fades_and_follows_the_steps_of_the_handover(tmp_path):
     assert {name: seam.student.mixer.kept.tolist() for name, seam in again.seams.items()} == kept[7]
     model = again.finalize_(force=True)
     assert all(part.kept.all() for part in model.modules() if hasattr(part, "begin_step"))
+
+
+@pytest.mark.slow
+def test_the_dropout_changes_in_compiled_code_without_another_graph():
+    torch._dynamo.reset()
+    spec, counted = attention_spec(), torch._dynamo.testing.CompileCounter()
+    mixer, (q, k, v, _) = mixer_of(WindowedLinear(window=9, window_dropout=0.5), spec), inputs(1, spec, 100)
+    compiled, outputs = torch.compile(mixer, backend=counted, fullgraph=True), []
+    for step in range(4):
+        mixer.begin_step(0.0, Noise(0, step, "here"))
+        outputs.append(compiled(q, k, v, None, True))
+        torch.testing.assert_close(outputs[-1], mixer(q, k, v, None, True))
+    assert counted.frame_count == 1
+    assert not torch.allclose(outputs[0], outputs[1])
+    torch._dynamo.reset()
 
 
 # On a trained model

@@ -114,7 +114,10 @@ class WindowMixer(Mixer):
         if old_k.shape[2] < sinks + self.window:
             return {"k": torch.cat([old_k, k], 2), "v": torch.cat([old_v, v], 2)}, None, None
         sizes = [sinks, 1, old_k.shape[2] - sinks - 1]
-        (first_k, last_k, rest_k), (first_v, last_v, rest_v) = old_k.split(sizes, 2), old_v.split(sizes, 2)
+        (first_k, last_k, rest_k), (first_v, last_v, rest_v) = (
+            old_k.split_with_sizes(sizes, 2),
+            old_v.split_with_sizes(sizes, 2),
+        )
         return {"k": torch.cat([first_k, rest_k, k], 2), "v": torch.cat([first_v, rest_v, v], 2)}, last_k, last_v
 
     def _join(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> Slots:

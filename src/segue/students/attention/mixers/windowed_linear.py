@@ -187,7 +187,8 @@ def _mean_product(kind: FeatureMap, head_size: int) -> float:
     if kind == "hedgehog":
         return 2 / head_size  # two halves, each of which sums to 1
     drawn = torch.randn(1, 1, 1024, head_size, generator=torch.Generator().manual_seed(0), device="cpu")
-    return max(feature_map(kind, 1, head_size)(drawn).mean(2).square().sum().item(), 1e-6)
+    features: Tensor = feature_map(kind, 1, head_size)(drawn)
+    return max(float(features.mean(2).square().sum()), 1e-6)
 
 
 @contextmanager
@@ -197,10 +198,11 @@ def fitting_far(*students: nn.Module) -> Iterator[None]:
     A factor of almost 0 is a choice too, so that on these calls no head is further from softmax than without its far part.
     """
     mixers = [part for student in students for part in student.modules() if isinstance(part, WindowedLinearMixer)]
-    errors = {mixer: torch.zeros(len(LOG_FACTORS), len(mixer.log_far)) for mixer in mixers if mixer.far is not None}
+    choices = torch.tensor(LOG_FACTORS)
+    errors = {mixer: mixer.log_far.new_zeros(len(choices), len(mixer.log_far)) for mixer in mixers if mixer.far is not None}
 
-    def listen(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        errors[mixer] += _errors(mixer, *args, **kwargs).cpu()
+    def listen(mixer: WindowedLinearMixer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        errors[mixer] += _errors(mixer, *args, **kwargs)
 
     handles = [mixer.register_forward_pre_hook(listen, with_kwargs=True) for mixer in errors]
     try:
@@ -209,10 +211,11 @@ def fitting_far(*students: nn.Module) -> Iterator[None]:
         for handle in handles:
             handle.remove()
     for mixer, found in errors.items():
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(found)
         if found.any():
-            best = torch.tensor(LOG_FACTORS)[found.argmin(0)]
             with torch.no_grad():
-                mixer.log_far.copy_(best)
+                mixer.log_far.copy_(choices[found.argmin(0).cpu()])
 
 
 @torch.no_grad()
