@@ -16,7 +16,7 @@ from segue.border import Count, Fraction, PositiveFloat, PositiveInt, Unit, chec
 from segue.gates import Noise
 from segue.students.attention.mixer import Mixer, State, append_ones, group_heads, masked_softmax, normalise, repeat_heads
 from segue.students.attention.mixers.blocks import join, split, sums_after, sums_before
-from segue.students.attention.mixers.linear import FeatureMap, feature_map
+from segue.students.attention.mixers.linear import FeatureMap, feature_map, map_both
 from segue.students.attention.mixers.near import NearKeys, WindowMixer
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
@@ -125,12 +125,15 @@ class WindowedLinearMixer(WindowMixer):
             return super().step(q, k, v, token_mask, state)
         sums, key_heads = state["sums"], k.shape[1]
         state, left_k, left_v = self._slide(k, v, state)  # all of it is near but for what is in the sums
-        if left_k is not None and left_v is not None:
-            sums = torch.addcmul(sums, self.of_keys(left_k).mT, F.pad(left_v, (0, 1), value=1.0))
         near = F.scaled_dot_product_attention(group_heads(q, key_heads), state["k"], state["v"], scale=self.scale)
-        far = group_heads(self._of_queries(q), key_heads) @ sums
+        if left_k is None or left_v is None:
+            features = self.of_queries(q)
+        else:
+            features, of_left = map_both(self.of_queries, self.of_keys, q, left_k)
+            sums = torch.addcmul(sums, of_left.mT, append_ones(left_v))
+        far = group_heads(features * self._factor(q), key_heads) @ sums
         values, mass = far.split_with_sizes([v.shape[3], 1], -1)
-        return ((near + values) / (mass + 1)).reshape(*q.shape[:3], -1), {**state, "sums": sums}
+        return ((near + values) / (mass + 1)).view(*q.shape[:3], -1), {**state, "sums": sums}
 
     def _evict(self, k: Tensor, v: Tensor, mask: Tensor | None, state: State | None) -> State:
         """Add the tokens that leave the window to the sums."""
@@ -143,10 +146,12 @@ class WindowedLinearMixer(WindowMixer):
     def _of_queries(self, q: Tensor) -> Tensor:
         """Return the features of queries, multiplied by their factor."""
         features: Tensor = self.of_queries(q)
-        if self.far is None:
-            return features
+        return features if self.far is None else features * self._factor(q)
+
+    def _factor(self, q: Tensor) -> Tensor:
+        """Return what the far weights of each query are multiplied by."""
         logs = q @ self.far_of_queries.to(q.dtype) + self.log_far.to(q.dtype).view(-1, 1, 1)
-        return features * logs.clamp_max(LARGEST_LOG).exp()
+        return logs.clamp_max(LARGEST_LOG).exp()
 
     def _first_factor(self, weights: Tensor) -> Tensor:
         """Return the factor of version 0.1.0, for each query."""
