@@ -11,13 +11,12 @@ import transformers
 from torch import Tensor, nn
 
 import segue
-from segue.errors import PlanError
+from segue.errors import PlanError, StudentError
 from segue.gates import Noise
 from segue.plan import decode, encode
 from segue.settings import first_names
-from segue.students import SlidingWindow, WindowedLinear
+from segue.students import FarFactor, LinearAttention, MixedHeads, SlidingWindow, WindowedLinear
 from segue.students.attention.mixer import repeat_heads
-from segue.students.attention.mixers.windowed_linear import fitting_far
 from segue.students.attention.module import Operator
 from tests.helpers.tiny import SITES, constant, start
 from tests.students.attention import tiny_attention  # noqa: F401  registers the attention of tiny.Net
@@ -220,10 +219,10 @@ def divergence(text, student: Operator, fitted: bool = False) -> float:
     original, batch = trained(text), text(32, 1000)
     plan = segue.Plan(sites="model.layers.*.self_attn", student=student)
     handover = segue.replace_(copy.deepcopy(original), plan, total_steps=1)
+    if fitted:
+        errors = handover.calibrate([text(8, 2000), text(8, 2001)], FarFactor())
+        assert all(error.after < error.before for error in errors.values())
     with torch.no_grad(), handover.as_student() as swapped:
-        if fitted:
-            with fitting_far(swapped):
-                swapped(text(8, 2000))
         log_p, log_q = (model(batch).logits.log_softmax(-1) for model in (original, swapped))
     return (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()
 
@@ -234,3 +233,22 @@ def test_the_untrained_swap_is_not_worse_than_to_throw_the_far_part_away(text, s
     thrown_away = divergence(text, SlidingWindow(**settings))
     started = divergence(text, WindowedLinear(**settings))
     assert divergence(text, WindowedLinear(**settings), fitted=True) <= started <= thrown_away
+
+
+def test_far_factors_are_fitted_in_mixtures_and_refused_elsewhere():
+    model = copy.deepcopy(trained(of_topics))
+    mixed = MixedHeads(operator=WindowedLinear(window=4), keep=(1,))
+    handover = segue.replace_(model, segue.Plan(sites="model.layers.0.self_attn", student=mixed), total_steps=1)
+    mixer = handover.seams["model.layers.0.self_attn"].student.mixer.others
+    before = mixer.log_far.clone()
+    handover.calibrate([of_topics(4, 2000)], FarFactor())
+    assert (mixer.log_far != before).all()
+    handover.cancel_()
+    handover = segue.replace_(model, segue.Plan(sites="model.layers.0.self_attn", student=LinearAttention()), total_steps=1)
+    with pytest.raises(StudentError) as error:
+        handover.calibrate([of_topics(4, 2000)], FarFactor())
+    assert str(error.value) == (
+        "FarFactor() cannot start the student at site 'model.layers.0.self_attn'.\n"
+        "  LinearAttention has no far part with a factor.\n"
+        "  Hint: use it with WindowedLinear; LeastSquares() fits other students. Nothing was changed."
+    )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -196,38 +193,12 @@ def _mean_product(kind: FeatureMap, head_size: int) -> float:
     return max(float(features.mean(2).square().sum()), 1e-6)
 
 
-@contextmanager
-def fitting_far(*students: nn.Module) -> Iterator[None]:
-    """Give each head the far factor that comes nearest to softmax, in the calls of students inside a `with` block.
-
-    A factor of almost 0 is a choice too, so that on these calls no head is further from softmax than without its far part.
-    """
-    mixers = [part for student in students for part in student.modules() if isinstance(part, WindowedLinearMixer)]
-    choices = torch.tensor(LOG_FACTORS)
-    errors = {mixer: mixer.log_far.new_zeros(len(choices), len(mixer.log_far)) for mixer in mixers if mixer.far is not None}
-
-    def listen(mixer: WindowedLinearMixer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        errors[mixer] += _errors(mixer, *args, **kwargs)
-
-    handles = [mixer.register_forward_pre_hook(listen, with_kwargs=True) for mixer in errors]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    for mixer, found in errors.items():
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(found)
-        if found.any():
-            with torch.no_grad():
-                mixer.log_far.copy_(choices[found.argmin(0).cpu()])
-
-
 @torch.no_grad()
-def _errors(
-    mixer: WindowedLinearMixer, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None = None, causal: bool = False, *_: Any
-) -> Tensor:
-    """Return the squared distance of each head to softmax by factor, (factors, heads)."""
+def far_errors(mixer: WindowedLinearMixer, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
+    """Return how far each head is from softmax with each of `LOG_FACTORS`, as a sum of squares, (factors, heads).
+
+    The first of them is almost 0, so that the best is at least as near as without the far part.
+    """
     errors = []
     for row in range(len(q)):  # all pairs of tokens of a sequence at a time
         real = slice(None) if token_mask is None else token_mask[row]
