@@ -201,7 +201,6 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.students.ActivationSwap": of(to="relu"),
     "segue.students.Adapter": of(inside=4),
     "segue.students.AttentionSpec": of(heads=1, head_size=8, query=SPEC.query, key=SPEC.key, value=SPEC.value),
-    "segue.students.FarFactor": of(),
     "segue.students.FlaLayer": of(name="GatedDeltaNet"),
     "segue.students.Fourier": of(),
     "segue.students.GatedDeltaNet": of(decay=False),
