@@ -210,6 +210,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.students.LinearAttention": of(feature_map="elu"),
     "segue.students.Linformer": of(rank=2, tokens=5),
     "segue.students.LowRankMlp": of(rank=2),
+    "segue.students.MixedHeads": of(operator=students.SlidingWindow(window=2), keep=(0,)),
     "segue.students.NarrowMlp": of(ratio=0.5),
     "segue.students.Net2Net": of(noise=0.01),
     "segue.students.Nystrom": of(landmarks=2),
@@ -382,7 +383,7 @@ USES: dict[str, Callable[[Any, Path], None]] = {
         f"segue.students.{name}": _in_a_plan("student")
         for name in (
             *("GatedDeltaNet", "GatedLinear", "Linformer", "LinearAttention", "Nystrom", "Performer", "SlidingWindow"),
-            *("WindowedLinear", "Softmax"),
+            *("MixedHeads", "WindowedLinear", "Softmax"),
         )
     },
     **{f"segue.students.{name}": _mlp for name in ("GatedMlp", "LowRankMlp", "NarrowMlp", "WideMlp")},

@@ -1,8 +1,8 @@
-"""The closed form on the stream of the original model: look at its heads, set the gates, scale the values."""
+"""The closed form on the stream of the original model: look at its heads, set gates and factors, scale the values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,17 @@ from segue.core.surgery import unreached
 from segue.core.tensor_files import sharded_like
 from segue.students.attention.cache_copy import copy_caches
 from segue.students.attention.mixers.gated import GatedMixer
-from segue.students.closed_form import ClosedForm, MixerCall, attention_sums, biases, output_products, value_scale
+from segue.students.closed_form import (
+    ClosedForm,
+    FarFactor,
+    MixerCall,
+    attention_sums,
+    biases,
+    distances,
+    log_factors,
+    output_products,
+    value_scale,
+)
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -30,13 +40,7 @@ def start_gates(
     batches = list(batches)
 
     def listen(measure: Callable[[MixerCall, GatedMixer], Tensor]) -> dict[str, _Listener]:
-        heard = {name: _Listener(seam, mixers[name], measure) for name, seam in handover.seams.items()}
-        run_original(handover, batches, mask, list(heard.values()))
-        for name, listener in heard.items():
-            if not listener.calls:
-                raise unreached(name)
-            listener.share()
-        return heard
+        return _listen(handover, batches, mask, mixers, measure)
 
     before = listen(attention_sums)
     for name, mixer in mixers.items():
@@ -50,6 +54,36 @@ def start_gates(
     return {name: Fitted(before[name].error, after[name].error) for name in mixers}
 
 
+def start_far(
+    handover: Handover, batches: Iterable[Any], method: FarFactor, mask: Callable[[Any], Tensor | None]
+) -> dict[str, Fitted]:
+    """Start every student's far factors in two passes over the batches."""
+    mixers = {name: method.mixer(seam.student, seam.site) for name, seam in handover.seams.items()}
+    batches = list(batches)
+    before = _listen(handover, batches, mask, mixers, distances)
+    for name, mixer in mixers.items():
+        _set(mixer.log_far, log_factors(before[name].sums))
+    after = _listen(handover, batches, mask, mixers, distances)
+    return {name: Fitted(before[name].error, after[name].error) for name in mixers}
+
+
+def _listen(
+    handover: Handover,
+    batches: list[Any],
+    mask: Callable[[Any], Tensor | None],
+    mixers: Mapping[str, nn.Module],
+    measure: Callable[[MixerCall, Any], Tensor],
+) -> dict[str, _Listener]:
+    """Run the batches once, and measure at the heads of every student."""
+    heard = {name: _Listener(seam, mixers[name], measure) for name, seam in handover.seams.items()}
+    run_original(handover, batches, mask, list(heard.values()))
+    for name, listener in heard.items():
+        if not listener.calls:
+            raise unreached(name)
+        listener.share()
+    return heard
+
+
 @torch.no_grad()
 def _set(parameter: Tensor, value: Tensor) -> None:
     parameter.copy_(sharded_like(value.to(parameter.device, parameter.dtype), parameter))
@@ -58,7 +92,7 @@ def _set(parameter: Tensor, value: Tensor) -> None:
 class _Listener:
     """Run a student on the inputs of its teacher, sum up what is measured at its heads, and how far it is from its teacher."""
 
-    def __init__(self, seam: Seam, mixer: GatedMixer, measure: Callable[[MixerCall, GatedMixer], Tensor]) -> None:
+    def __init__(self, seam: Seam, mixer: nn.Module, measure: Callable[[MixerCall, Any], Tensor]) -> None:
         self.seam, self.mixer, self.measure = seam, mixer, measure
         self.mask: Tensor | None = None
         self.calls, self.sums, self.errors = 0, torch.zeros(()), torch.zeros(2)

@@ -18,7 +18,7 @@ from segue.core.backbone import Backbone
 from segue.core.blending import blendable, padding_mask
 from segue.core.building import build_students, try_students
 from segue.core.calibrate import Fitted, calibrate
-from segue.core.closed_form import start_gates
+from segue.core.closed_form import start_far, start_gates
 from segue.core.closed_loop import ClosedLoop, refuse_without_signal
 from segue.core.copying import Copied
 from segue.core.ending import cancel_, finalize_, release_teachers
@@ -39,7 +39,7 @@ from segue.plan import Plan, encode
 from segue.schedules import refuse_unmatched
 from segue.similarity import Similarity
 from segue.sites import select
-from segue.students.closed_form import ClosedForm
+from segue.students.closed_form import ClosedForm, FarFactor
 from segue.students.initialisation import LeastSquares
 from segue.students.layers import layers_of
 
@@ -382,11 +382,11 @@ class Handover(Copied):
     def calibrate(
         self,
         batches: Iterable[Any],
-        method: LeastSquares | ClosedForm | None = None,
+        method: LeastSquares | ClosedForm | FarFactor | None = None,
         *,
         mask: Callable[[Any], Tensor | None] = padding_mask,
     ) -> dict[str, Fitted]:
-        """Fit the students' output projections, or their gates, to their teachers on a few batches before training.
+        """Fit the students' output projections, gates or far factors to their teachers on a few batches before training.
 
         A batch is what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments. `mask` finds
         its padding (1 where a token counts; by default its `attention_mask`). Returns each student's error.
@@ -394,6 +394,8 @@ class Handover(Copied):
         self.require_teachers("calibrate()")
         if isinstance(method, ClosedForm):
             return start_gates(self, batches, method, mask)
+        if isinstance(method, FarFactor):
+            return start_far(self, batches, method, mask)
         return calibrate(self, batches, method or LeastSquares(), mask)
 
     @checked

@@ -6,7 +6,7 @@ as a gate does: the same on every rank and after a resume, and nothing is drawn 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from segue.core.seam import Seam
 from segue.gates import Noise
@@ -17,5 +17,6 @@ def begin_step(seams: Iterable[Seam], seed: int, step: int, progress: float) -> 
     for seam in seams:
         noise = Noise(seed, step, seam.site.name)
         for part in seam.student.modules():
-            if hasattr(part, "begin_step"):
-                part.begin_step(progress, noise)
+            begin: Callable[[float, Noise], None] | None = getattr(part, "begin_step", None)
+            if begin is not None:
+                begin(progress, noise)

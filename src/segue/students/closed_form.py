@@ -1,4 +1,4 @@
-"""The closed form: how gated students start, from what the heads of their teachers look at."""
+"""The closed form: how gated students, and far factors, start from what the heads of their teachers look at."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from segue.sites import Site
 from segue.students.attention.mixer import repeat_heads
 from segue.students.attention.mixers.gated import GatedMixer
 from segue.students.attention.mixers.softmax import SoftmaxMixer
+from segue.students.attention.mixers.windowed_linear import LOG_FACTORS, WindowedLinearMixer, far_errors
 
-__all__ = ["ClosedForm"]
+__all__ = ["ClosedForm", "FarFactor"]
 
 WRITE, SHARPER = 0.3, 0.4  # a head that looks at everything alike writes the first, one that looks at one token both
 SMALLEST, LARGEST = 0.1, 10.0  # scale of values
@@ -39,6 +40,22 @@ class ClosedForm:
                 "use it with GatedLinear or GatedDeltaNet; LeastSquares() fits other students. Nothing was changed.",
             )
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarFactor:
+    """Give each head of `WindowedLinear` the far factor that comes nearest to its teacher; see `handover.calibrate`."""
+
+    def mixer(self, student: nn.Module, site: Site) -> WindowedLinearMixer:
+        """Find the mixer whose factors are set, in a mixture of heads too."""
+        found = [part for part in student.modules() if isinstance(part, WindowedLinearMixer) and part.far is not None]
+        if not found:
+            raise StudentError(
+                f"FarFactor() cannot start the student at site {site.name!r}.",
+                f"{getattr(student, 'operator', type(student).__name__)} has no far part with a factor.",
+                "use it with WindowedLinear; LeastSquares() fits other students. Nothing was changed.",
+            )
+        return found[0]
 
 
 class MixerCall(NamedTuple):
@@ -82,6 +99,16 @@ def biases(summed: Tensor, mixer: GatedMixer) -> Tensor:
     """Return the biases of the gates that `attention_sums` leads to; query heads that share keys share their mean."""
     far, sharp = (summed[:2] / summed[2].clamp_min(1)).view(2, mixer.gates.key_heads, -1).mean(-1)
     return mixer.gates.biases(far.clamp_min(NEAREST), WRITE + SHARPER * sharp)
+
+
+def distances(call: MixerCall, mixer: WindowedLinearMixer) -> Tensor:
+    """Sum per factor and head how far the student is from softmax; (factors, heads)."""
+    return far_errors(mixer, call.q, call.k, call.v, call.token_mask, call.causal).double()
+
+
+def log_factors(summed: Tensor) -> Tensor:
+    """Return the logarithms of the factors that sums of `distances` lead to, (heads,)."""
+    return torch.tensor(LOG_FACTORS, device=summed.device)[summed.argmin(0)]
 
 
 def value_scale(summed: Tensor) -> Tensor:

@@ -145,6 +145,6 @@ def test_the_spec_of_some_heads_has_their_projections():
     projections = {part: segue.students.Projection(weight, weight[:, 0]) for part in ("query", "key", "value")}
     spec = AttentionSpec(heads=4, head_size=3, **projections)
     mixer = MixedHeads(operator=LinearAttention(), keep=(0, 2)).mixer(replace(spec))
-    others = mixer.other_heads.spec
+    others = mixer.other_heads.spec(spec)
     assert (others.heads, others.key_heads) == (2, 2)
     assert others.value.bias.tolist() == [6.0, 8.0, 10.0, 18.0, 20.0, 22.0]

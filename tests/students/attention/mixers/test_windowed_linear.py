@@ -6,17 +6,17 @@ import math
 
 import pytest
 import torch
+import torch._dynamo.testing
 import transformers
 from torch import Tensor, nn
 
 import segue
-from segue.errors import PlanError
+from segue.errors import PlanError, StudentError
 from segue.gates import Noise
 from segue.plan import decode, encode
 from segue.settings import first_names
-from segue.students import SlidingWindow, WindowedLinear
+from segue.students import FarFactor, LinearAttention, MixedHeads, SlidingWindow, WindowedLinear
 from segue.students.attention.mixer import repeat_heads
-from segue.students.attention.mixers.windowed_linear import fitting_far
 from segue.students.attention.module import Operator
 from tests.helpers.tiny import SITES, constant, start
 from tests.students.attention import tiny_attention  # noqa: F401  registers the attention of tiny.Net
@@ -156,6 +156,21 @@ def test_the_dropout_fades_and_follows_the_steps_of_the_handover(tmp_path):
     assert all(part.kept.all() for part in model.modules() if hasattr(part, "begin_step"))
 
 
+@pytest.mark.slow
+def test_the_dropout_changes_in_compiled_code_without_another_graph():
+    torch._dynamo.reset()
+    spec, counted = attention_spec(), torch._dynamo.testing.CompileCounter()
+    mixer, (q, k, v, _) = mixer_of(WindowedLinear(window=9, window_dropout=0.5), spec), inputs(1, spec, 100)
+    compiled, outputs = torch.compile(mixer, backend=counted, fullgraph=True), []
+    for step in range(4):
+        mixer.begin_step(0.0, Noise(0, step, "here"))
+        outputs.append(compiled(q, k, v, None, True))
+        torch.testing.assert_close(outputs[-1], mixer(q, k, v, None, True))
+    assert counted.frame_count == 1
+    assert not torch.allclose(outputs[0], outputs[1])
+    torch._dynamo.reset()
+
+
 # On a trained model
 
 
@@ -204,10 +219,10 @@ def divergence(text, student: Operator, fitted: bool = False) -> float:
     original, batch = trained(text), text(32, 1000)
     plan = segue.Plan(sites="model.layers.*.self_attn", student=student)
     handover = segue.replace_(copy.deepcopy(original), plan, total_steps=1)
+    if fitted:
+        errors = handover.calibrate([text(8, 2000), text(8, 2001)], FarFactor())
+        assert all(error.after < error.before for error in errors.values())
     with torch.no_grad(), handover.as_student() as swapped:
-        if fitted:
-            with fitting_far(swapped):
-                swapped(text(8, 2000))
         log_p, log_q = (model(batch).logits.log_softmax(-1) for model in (original, swapped))
     return (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()
 
@@ -218,3 +233,22 @@ def test_the_untrained_swap_is_not_worse_than_to_throw_the_far_part_away(text, s
     thrown_away = divergence(text, SlidingWindow(**settings))
     started = divergence(text, WindowedLinear(**settings))
     assert divergence(text, WindowedLinear(**settings), fitted=True) <= started <= thrown_away
+
+
+def test_far_factors_are_fitted_in_mixtures_and_refused_elsewhere():
+    model = copy.deepcopy(trained(of_topics))
+    mixed = MixedHeads(operator=WindowedLinear(window=4), keep=(1,))
+    handover = segue.replace_(model, segue.Plan(sites="model.layers.0.self_attn", student=mixed), total_steps=1)
+    mixer = handover.seams["model.layers.0.self_attn"].student.mixer.others
+    before = mixer.log_far.clone()
+    handover.calibrate([of_topics(4, 2000)], FarFactor())
+    assert (mixer.log_far != before).all()
+    handover.cancel_()
+    handover = segue.replace_(model, segue.Plan(sites="model.layers.0.self_attn", student=LinearAttention()), total_steps=1)
+    with pytest.raises(StudentError) as error:
+        handover.calibrate([of_topics(4, 2000)], FarFactor())
+    assert str(error.value) == (
+        "FarFactor() cannot start the student at site 'model.layers.0.self_attn'.\n"
+        "  LinearAttention has no far part with a factor.\n"
+        "  Hint: use it with WindowedLinear; LeastSquares() fits other students. Nothing was changed."
+    )

@@ -41,16 +41,20 @@ class Heads(nn.Module):
         keys = shared if len({used.count(key) for key in shared}) == 1 else used
         self.register_buffer("queries", torch.tensor(heads), persistent=False)
         self.register_buffer("keys", torch.tensor(keys), persistent=False)
-        parts = {"query": heads, "key": keys, "value": keys}
-        counts = {"query": spec.heads, "key": spec.key_heads, "value": spec.key_heads}
-        sliced = {name: _rows(getattr(spec, name), counts[name], rows) for name, rows in parts.items()}
-        self.spec = replace(spec, heads=len(heads), sinks=None, **sliced)
+
+    def spec(self, spec: AttentionSpec) -> AttentionSpec:
+        """Describe them as an attention module of their own."""
+        queries, keys = self.queries.tolist(), self.keys.tolist()
+        query = _rows(spec.query, spec.heads, queries)
+        key, value = (_rows(part, spec.key_heads, keys) for part in (spec.key, spec.value))
+        return replace(spec, heads=len(queries), query=query, key=key, value=value, sinks=None)
 
     def of(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Take their queries, keys and values."""
         return q.index_select(1, self.queries), *self.keys_and_values(k, v)
 
     def keys_and_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take their keys and values."""
         return k.index_select(1, self.keys), v.index_select(1, self.keys)
 
     def bias(self, bias: Tensor | None) -> dict[str, Tensor]:
@@ -70,11 +74,10 @@ class MixedHeadsMixer(Mixer):
     recurrent = True
     order: Tensor
 
-    def __init__(self, kept: Heads, others: Heads, mixer: Mixer) -> None:
+    def __init__(self, kept: Heads, others: Heads, mixer: Mixer, spec: AttentionSpec) -> None:
         super().__init__()
-        spec = kept.spec
         self.kept_heads, self.other_heads = kept, others
-        self.kept = Softmax().mixer(spec)
+        self.kept = Softmax().mixer(replace(spec, sinks=None))
         self.past = SlidingWindowMixer(spec.window or EVERYTHING, 0, spec.logit_scale, spec.softcap)  # the same, with a state
         self.others = mixer
         self.windowed = spec.window is not None
@@ -86,8 +89,8 @@ class MixedHeadsMixer(Mixer):
         self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool, bias: Tensor | None = None
     ) -> Tensor:
         softmax = self.past if self.windowed else self.kept
-        kept = softmax.mix(*self.kept_heads.of(q, k, v), token_mask, causal, **self.kept_heads.bias(bias))
-        others = self.others.mix(*self.other_heads.of(q, k, v), token_mask, causal, **self.other_heads.bias(bias))
+        kept = softmax(*self.kept_heads.of(q, k, v), token_mask, causal, **self.kept_heads.bias(bias))
+        others = self.others(*self.other_heads.of(q, k, v), token_mask, causal, **self.other_heads.bias(bias))
         return self._join(kept, others)
 
     def mix_across(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, **bias: Tensor) -> Tensor:
@@ -173,14 +176,16 @@ class MixedHeads(Operator):
         if not others:
             return Softmax().mixer(spec)
         rest = Heads(others, spec)
-        return MixedHeadsMixer(Heads(keep, spec), rest, self.operator.mixer(rest.spec))
+        return MixedHeadsMixer(Heads(keep, spec), rest, self.operator.mixer(rest.spec(spec)), spec)
 
 
 def _rows(projection: Projection, heads: int, rows: Sequence[int]) -> Projection:
     """Return the projection to some of the heads."""
-    weight, bias = (None if x is None else x.reshape(heads, -1, *x.shape[1:])[list(rows)].flatten(0, 1) for x in projection)
-    assert weight is not None
-    return Projection(weight, bias)
+
+    def of(x: Tensor) -> Tensor:
+        return x.detach().reshape(heads, -1, *x.shape[1:])[list(rows)].flatten(0, 1)
+
+    return Projection(of(projection.weight), None if projection.bias is None else of(projection.bias))
 
 
 def _part(state: State, name: str) -> State:

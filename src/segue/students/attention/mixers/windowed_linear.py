@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +137,7 @@ class WindowedLinearMixer(WindowMixer):
             features, of_left = map_both(self.of_queries, self.of_keys, q, left_k)
             sums = torch.addcmul(sums, of_left.mT, append_ones(left_v))
         near = F.scaled_dot_product_attention(group_heads(q, k.shape[1]), state["k"], state["v"], scale=self.scale)
-        far = read_state(self._weighted(features, q), sums)
+        far = read_state(features * self._factor(q), sums)
         values, mass = far.split_with_sizes([v.shape[3], 1], -1)
         return (near.reshape(values.shape) + values) / (mass + 1), {**state, "sums": sums}
 
@@ -154,13 +151,13 @@ class WindowedLinearMixer(WindowMixer):
 
     def _of_queries(self, q: Tensor) -> Tensor:
         """Return the features of queries, multiplied by their factor."""
-        return self._weighted(self.of_queries(q), q)
+        features: Tensor = self.of_queries(q)
+        return features if self.far is None else features * self._factor(q)
 
-    def _weighted(self, features: Tensor, q: Tensor) -> Tensor:
-        if self.far is None:
-            return features
+    def _factor(self, q: Tensor) -> Tensor:
+        """Return what the far weights of each query are multiplied by."""
         logs = q @ self.far_of_queries.to(q.dtype) + self.log_far.to(q.dtype).view(-1, 1, 1)
-        return features * logs.clamp_max(LARGEST_LOG).exp()
+        return logs.clamp_max(LARGEST_LOG).exp()
 
     def _first_factor(self, weights: Tensor) -> Tensor:
         """Return the factor of version 0.1.0, for each query."""
@@ -201,39 +198,16 @@ def _mean_product(kind: FeatureMap, head_size: int) -> float:
     if kind == "hedgehog":
         return 2 / head_size  # two halves, each of which sums to 1
     drawn = torch.randn(1, 1, 1024, head_size, generator=torch.Generator().manual_seed(0), device="cpu")
-    return max(feature_map(kind, 1, head_size)(drawn).mean(2).square().sum().item(), 1e-6)
-
-
-@contextmanager
-def fitting_far(*students: nn.Module) -> Iterator[None]:
-    """Give each head the far factor that comes nearest to softmax, in the calls of students inside a `with` block.
-
-    A factor of almost 0 is a choice too, so that on these calls no head is further from softmax than without its far part.
-    """
-    mixers = [part for student in students for part in student.modules() if isinstance(part, WindowedLinearMixer)]
-    errors = {mixer: torch.zeros(len(LOG_FACTORS), len(mixer.log_far)) for mixer in mixers if mixer.far is not None}
-
-    def listen(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        errors[mixer] += _errors(mixer, *args, **kwargs).cpu()
-
-    handles = [mixer.register_forward_pre_hook(listen, with_kwargs=True) for mixer in errors]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    for mixer, found in errors.items():
-        if found.any():
-            best = torch.tensor(LOG_FACTORS)[found.argmin(0)]
-            with torch.no_grad():
-                mixer.log_far.copy_(best)
+    features: Tensor = feature_map(kind, 1, head_size)(drawn)
+    return max(float(features.mean(2).square().sum()), 1e-6)
 
 
 @torch.no_grad()
-def _errors(
-    mixer: WindowedLinearMixer, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None = None, causal: bool = False, *_: Any
-) -> Tensor:
-    """Return the squared distance of each head to softmax by factor, (factors, heads)."""
+def far_errors(mixer: WindowedLinearMixer, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
+    """Return how far each head is from softmax with each of `LOG_FACTORS`, as a sum of squares, (factors, heads).
+
+    The first of them is almost 0, so that the best is at least as near as without the far part.
+    """
     errors = []
     for row in range(len(q)):  # all pairs of tokens of a sequence at a time
         real = slice(None) if token_mask is None else token_mask[row]
