@@ -204,9 +204,12 @@ def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: PositiveInt =
 
 
 def _has_quick_count(model: nn.Module) -> bool:
-    """Return whether shapes alone say what a CPU does; batch norms that do not train keep fewer bytes there than shapes say."""
+    """Return whether shapes alone say what a CPU does.
+
+    There a batch norm that does not train keeps less, and a recurrent layer is one operator, which has no formula.
+    """
     on_cpu = all(parameter.device.type in ("cpu", "meta") for parameter in model.parameters())
-    return on_cpu and not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return on_cpu and not any(isinstance(module, nn.modules.batchnorm._BatchNorm | nn.RNNBase) for module in model.modules())
 
 
 def _counted(model: nn.Module, plan: Plan, batch: Any, total_steps: int, loss_fn: LossFn, *, values: bool) -> Cost:

@@ -223,8 +223,7 @@ class StepCosts:
         kind = self._kind(step)
         if kind not in self._known:
             if self._first and step > 0:
-                self.handover.resume_at(0)
-                self._loss()  # the first forward compares the outputs of both sides, later ones do not
+                self[0]  # the first forward compares the outputs of both sides, later ones do not
             self._first = False
             self.handover.resume_at(step)
             phase = self.handover.phase

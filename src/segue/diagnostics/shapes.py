@@ -62,12 +62,11 @@ def _attention(
 ) -> Tensor:
     plain: Any = torch.ops.aten.scaled_dot_product_attention
     given = (query, key, value, attn_mask, dropout_p, is_causal)
-    if enable_gqa and query.dim() == 4:
-        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
     on_cpu = [None if x is None else _uninitialised(x) for x in (query, key, value, attn_mask)]
-    if torch._fused_sdp_choice(*on_cpu, dropout_p, is_causal, scale=scale) != FLASH:  # type: ignore[arg-type]
+    choose: Any = torch._fused_sdp_choice
+    if choose(*on_cpu, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa) != FLASH:
         result: Tensor = plain(*given, scale=scale, enable_gqa=enable_gqa)
         return result
     fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
