@@ -30,7 +30,8 @@ def drop_values_(*models: nn.Module | None) -> None:
         return moved[id(x)]
 
     held = [module for model in models if model is not None for module in model.modules()]
-    before = [(table, dict(table)) for module in held for table in (module._parameters, module._buffers)]  # so that ids last
+    tables: list[dict[str, Any]] = [table for module in held for table in (module._parameters, module._buffers)]
+    before = [(table, dict(table)) for table in tables]  # so that ids last
     for table, tensors in before:
         table.update({name: shape(x) for name, x in tensors.items() if x is not None})
 

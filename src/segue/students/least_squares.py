@@ -104,7 +104,8 @@ class RegressionSums:
     @classmethod
     def joined(cls, parts: Sequence[RegressionSums]) -> RegressionSums:
         """Return the sums over all tokens of several."""
-        result = cls(*parts[0].cross.shape, parts[0].cross.device)
+        features, targets = parts[0].cross.shape
+        result = cls(features, targets, parts[0].cross.device)
         for part in parts:
             for total, value in zip(result.all(), part.all(), strict=True):
                 total += value
