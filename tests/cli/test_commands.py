@@ -50,15 +50,18 @@ def test_sites_of_other_libraries_without_their_weights(model, pattern):
 
 
 def test_sites_of_a_hugging_face_folder(tmp_path):
-    config = {"model_type": "bert", "num_hidden_layers": 3, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes = {"num_hidden_layers": 3, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 8}
+    config = {"model_type": "bert", "architectures": ["BertModel"], **sizes}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "3 sites match" in call("sites", str(tmp_path), "encoder.layer.*.attention.self")
 
 
-def test_sites_have_the_names_that_convert_takes(tmp_path):
+@pytest.mark.parametrize("named", [{"architectures": ["LlamaForCausalLM"]}, {}])
+def test_sites_have_the_names_that_convert_takes(named, tmp_path):
     sizes = {"num_hidden_layers": 3, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes}
+    config = {"model_type": "llama", **named, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "3 sites match" in call("sites", str(tmp_path), "model.layers.*.self_attn")
     assert "3 sites match" in call("sites", f"hf:{tmp_path}", "model.layers.*.self_attn")
 
 

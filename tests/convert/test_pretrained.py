@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import segue
-from segue.convert.pretrained import open_base
+from segue.convert.pretrained import open_base, outline
 from segue.errors import CheckpointError, PlanError, SegueError
 from segue.integrations.transformers import HandoverCallback
 from tests.convert import gguf_files
@@ -344,3 +344,21 @@ def test_gguf(quantised, texts, tmp_path):
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
     reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert reader.decode(reader("one two three", add_special_tokens=False)["input_ids"]) == "one two three"
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "masked", "labels", "encoder", "vit"])
+def test_an_outline_has_the_names_and_shapes_that_are_loaded(kind, base):
+    loaded = open_base(str(base(kind))).model
+    for name in (str(base(kind)), f"hf:{base(kind)}"):
+        found = outline(name)
+        assert {key: value.shape for key, value in found.state_dict().items()} == {
+            key: value.shape for key, value in loaded.state_dict().items()
+        }
+        assert {type(module) for module in found.modules()} == {type(module) for module in loaded.modules()}
+        assert {parameter.device.type for parameter in found.parameters()} == {"meta"}
+
+
+def test_an_outline_of_a_gguf_file_and_of_a_converted_folder(converted, tmp_path):
+    path = gguf_files.write(tmp_path / "small.gguf", model("llama"), tokenizer())
+    assert outline(str(path)).state_dict().keys() == open_base(str(path)).model.state_dict().keys()
+    assert outline(str(converted)).state_dict().keys() == segue.from_pretrained(converted).state_dict().keys()

@@ -162,7 +162,7 @@ def gpt2(**settings: Any) -> nn.Module:
 
 def llama(**settings: Any) -> nn.Module:
     sizes = {"vocab_size": VOCABULARY, "num_key_value_heads": 2, **_layers()}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **settings))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | settings))
 
 
 def _layers() -> dict[str, int]:

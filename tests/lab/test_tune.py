@@ -191,6 +191,25 @@ def test_every_method_needs_settings(finished, experiment, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"experiment": "other"}, "tuned for the experiment 'other'"),
+        ({"config_hash": "0" * 16}, "have other settings now, or other options"),
+    ],
+)
+def test_settings_of_another_experiment_are_refused(change, found, finished, experiment, tmp_path):
+    saved = json.loads((finished / FILE).read_text())
+    saved["methods"][-1] |= change
+    (tmp_path / FILE).write_text(json.dumps(saved))
+    with pytest.raises(ConfigError, match=rf"(?s)are of another experiment\..*{found}"):
+        tuned(experiment, tmp_path / FILE)
+    for method in saved["methods"]:  # as files from before they were noted
+        del method["experiment"], method["config_hash"]
+    (tmp_path / FILE).write_text(json.dumps(saved))
+    assert tuned(experiment, tmp_path / FILE).changes == tuned(experiment, finished / FILE).changes
+
+
+@pytest.mark.parametrize(
     ("damage", "says"),
     [
         ({"format": 2}, "has a format"),

@@ -225,6 +225,12 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.students.projection": lambda _: {"module": nn.Linear(2, 2)},
     "segue.students.register_attention": of(kind=Attention, interface=tiny_attention.TinyAttention),
     "segue.students.split_qkv": of(fused=students.Projection(torch.ones(6, 2), None)),
+    "segue.students.LeastSquares.observer": lambda _: {
+        "self": students.LeastSquares(),
+        "teacher": nn.Linear(2, 2),
+        "student": nn.Linear(2, 2),
+        "site": segue.Site("a"),
+    },
     "segue.students.LeastSquares.projection": lambda _: {
         "self": students.LeastSquares(output="0"),
         "student": nn.Sequential(nn.Linear(2, 2)),

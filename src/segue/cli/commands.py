@@ -39,7 +39,9 @@ Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="Optio
 Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="Setting by its path, such as recipe.lr=1e-3.")]
 
 
-Model = Annotated[str, typer.Argument(help="Name of a model: timm:NAME, hf:FOLDER_OR_ID, torchvision:NAME, or demo.")]
+Model = Annotated[
+    str, typer.Argument(help="Model as `segue convert` takes it (folder, GGUF file, id), or timm:NAME, torchvision:NAME, demo.")
+]
 
 
 def with_settings(kind: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -21,7 +21,7 @@ from segue.lab.models import build, example, kinds
 from segue.plan import Plan
 from segue.reporting.formatting import flops, memory
 
-LARGE = 10**9  # a model with more parameters is counted without memory for them
+LARGE = 10**9  # parameters, above which a model gets no memory, and its students are built without a proof
 
 
 def show(
@@ -44,16 +44,14 @@ def show(
     model = outline if large else build(name, "cpu")
     inputs = example(model, batch, tokens)
     found: dict[str, Cost] = {}
-    for label, one in plans.items():
-        with console.status(Text(f"counting {label}")):
+    for place, (label, one) in enumerate(plans.items(), 1):
+        with console.status(Text(f"counting {label}, {place} of {len(plans)}")):
             found[label] = _counted(name, model, one, inputs, steps)
     title = f"{name}, {batch} examples a step, {steps:,} steps"
     console.print(_by_phase(found[next(iter(found))], title) if len(found) == 1 else _side_by_side(found, title))
     if len(found) == 1:
         for sentence in found[next(iter(found))].notes:
             console.print(sentence, soft_wrap=True)
-    if large:
-        console.print("Counted without weights in memory: bytes are those of plain attention, fused kernels keep fewer.")
     if picture is not None:
         console.print(str(next(iter(found.values())).draw(picture)), soft_wrap=True)
 

@@ -47,11 +47,16 @@ def dtype_of(name: Any) -> torch.dtype:
 
 
 def model_class(config: Any) -> Any:
-    """Return transformers' own class for a configuration; code that a folder brings is never used."""
+    """Return transformers' own class for a configuration; code that a folder brings is never used.
+
+    Where it names none, a language model is meant, or the plain model if there is no such class.
+    """
     import transformers
 
     names = [name for name in (config.architectures or []) if hasattr(transformers, name)]
-    kind = getattr(transformers, names[0]) if names else transformers.AutoModelForCausalLM
+    language: Any = transformers.AutoModelForCausalLM
+    usual = language if type(config) in language._model_mapping else transformers.AutoModel
+    kind = getattr(transformers, names[0]) if names else usual
     root = transformers.PreTrainedModel
     known = isinstance(kind, type) and kind is not root and issubclass(kind, root)
     if names and not known:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -233,31 +234,55 @@ class Base:
 
 def open_base(name: str, *, download: bool = True) -> Base:
     """Load a pretrained model with its tokenizer or image processor; pickled weights are refused."""
-    transformers = quiet_transformers(name)
     fault = f"the model {name!r} cannot be converted."
-    place, options = _place(name)
+    with nullcontext() if download else hub_offline(), _loading(fault):
+        place, options = _place(name)
+        if is_converted(place):
+            model = from_pretrained(place, dtype=torch.float32)
+            config = read_record(Path(place))["base"]["config"]
+            stored = dtype_of(config.get("dtype"))
+        else:
+            if (Path(place) / GENERATION).is_file():  # transformers would leave a damaged one out in silence
+                _generation_settings(Path(place) / GENERATION)
+            settings, stored = _settings(place, options)
+            model = _loaded(model_class(settings), place, {**options, "config": settings}, fault)
+            config = plain_config(model.config, type(model).__name__, stored)
+        processor = _processor(quiet_transformers(name), model, place, options)
+    return Base(name, model, processor, _kind(model, fault), config, stored, tensor_files.fingerprint(model.state_dict()))
+
+
+def outline(name: str, device: str = "meta") -> nn.Module:
+    """Build what `open_base` loads, with the same module names and random weights; on the meta device they take no memory."""
+    with _loading(f"the Hugging Face model {name!r} cannot be built."):
+        place, options = _place(name)
+        if is_converted(place):
+            return cast(nn.Module, from_pretrained(place, dtype=torch.float32)).to(device)
+        settings, _ = _settings(place, options)
+        kind = model_class(settings)
+        make = getattr(kind, "_from_config", None) or kind.from_config
+        where: Any = torch.device(device)  # a context manager, though torch's types do not say so
+        with where, torch.random.fork_rng(devices=[]):
+            model: nn.Module = make(settings, dtype=torch.float32)
+        return model
+
+
+@contextmanager
+def _loading(fault: str) -> Iterator[None]:
     try:
-        with nullcontext() if download else hub_offline():
-            if is_converted(place):
-                model = from_pretrained(place, dtype=torch.float32)
-                config = read_record(Path(place))["base"]["config"]
-                stored = dtype_of(config.get("dtype"))
-            else:
-                if (Path(place) / GENERATION).is_file():  # transformers would leave a damaged one out in silence
-                    _generation_settings(Path(place) / GENERATION)
-                found = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
-                stored = found.dtype if isinstance(found.dtype, torch.dtype) else torch.float32
-                settings = build_config(found.to_dict())
-                model = _loaded(model_class(settings), place, {**options, "config": settings}, fault)
-                config = plain_config(model.config, type(model).__name__, stored)
-            processor = _processor(transformers, model, place, options)
+        yield
     except SegueError:
         raise
     except Exception as error:  # transformers raises errors of many libraries
         reason = (str(error).strip().splitlines() or [""])[0]
         hint = "give a folder with config.json, safetensors and a tokenizer, a GGUF file, or an id."
         raise ConfigError(fault, f"{type(error).__name__}: {reason}", hint) from error
-    return Base(name, model, processor, _kind(model, fault), config, stored, tensor_files.fingerprint(model.state_dict()))
+
+
+def _settings(place: str, options: dict[str, Any]) -> tuple[Any, torch.dtype]:
+    """Read a configuration without what would choose code, and the type of the stored weights."""
+    found = quiet_transformers(place).AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+    stored = found.dtype if isinstance(found.dtype, torch.dtype) else torch.float32
+    return build_config(found.to_dict()), stored
 
 
 def _loaded(kind: Any, place: str, options: dict[str, Any], fault: str) -> Any:
@@ -272,10 +297,11 @@ def _loaded(kind: Any, place: str, options: dict[str, Any], fault: str) -> Any:
 
 
 def _place(name: str) -> tuple[str, dict[str, Any]]:
-    path = Path(name)
+    """Return a folder or id, and the GGUF file in it that is meant; `hf:` before a name says what it is anyway."""
+    path = Path(name.removeprefix("hf:"))
     if path.suffix == ".gguf" and path.is_file():
         return str(path.parent), {"gguf_file": path.name}
-    return name, {}
+    return name.removeprefix("hf:"), {}
 
 
 def _kind(model: nn.Module, fault: str) -> Kind:

@@ -2,46 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from segue.core.backbone import evaluating, plain_attention
-from segue.core.blending import call_arguments, calling, captured_outputs, first_floating
-from segue.core.seam import Seam
+from segue.core.blending import call_arguments, calling
+from segue.core.modes import View, Watch
 from segue.core.surgery import unreached
-from segue.core.tensor_files import sharded_like
-from segue.errors import DataError, PlanError, StudentError
-from segue.students.attention.cache_copy import copy_caches
-from segue.students.initialisation import LeastSquares, RegressionSums
-from segue.students.layers import layers_of
+from segue.core.tensor_files import full, sharded_like
+from segue.core.views import isolated
+from segue.errors import DataError, PlanError
+from segue.students.calibration import Calibration, Observer, Stream
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
 
+Values: TypeAlias = list[tuple[nn.Parameter, Tensor]]
+
 
 @dataclass(frozen=True)
 class Fitted:
-    """How far a student was from its teacher on the calibration batches: |difference| / |teacher|, before and after."""
+    """How far a student is from its teacher before and after: |difference| / |teacher|, by `calibrate` on held-out samples."""
 
     before: float
     after: float
 
 
 def calibrate(
-    handover: Handover, batches: Iterable[Any], method: LeastSquares, mask: Callable[[Any], Tensor | None]
+    handover: Handover, batches: Iterable[Any], method: Calibration, mask: Callable[[Any], Tensor | None]
 ) -> dict[str, Fitted]:
-    """Fit every student's output projection on the stream of the original model."""
-    maps = {name: method.projection(seam.student, seam.site) for name, seam in handover.seams.items()}
-    listeners = [_Listener(seam, maps[name]) for name, seam in handover.seams.items()]
-    run_original(handover, batches, mask, listeners)
-    for listener in listeners:
-        if listener.sums is None:
-            raise unreached(listener.seam.site.name)
-    return {listener.seam.site.name: listener.fit(method.ridge) for listener in listeners}
+    """Fit every student on the stream that the method chooses; a failure leaves all of them as they were."""
+    seams = handover.seams
+    observers = {name: method.observer(seam.require_teacher(), seam.student, seam.site) for name, seam in seams.items()}
+    passes = [list(observers)] if method.stream == "teacher" else [[name] for name in observers]
+    given = batches if len(passes) == 1 else list(batches)
+    fitted: dict[str, Fitted] = {}
+    with torch.no_grad(), _undone_on_failure() as earlier:
+        for names in passes:
+            _observe(handover, given, {name: observers[name] for name in names}, method.stream, mask)
+            for name in names:
+                fitted[name] = _fit(seams[name].student, observers[name], earlier)
+    return fitted
+
+
+def _observe(
+    handover: Handover,
+    batches: Iterable[Any],
+    observers: Mapping[str, Observer],
+    stream: Stream,
+    mask: Callable[[Any], Tensor | None],
+) -> None:
+    """Pass the batches through the model, and show the observers what both sides return."""
+    seen: set[str] = set()
+    handles = [handle for observer in observers.values() for handle in observer.hooks()]
+    try:
+        with isolated(handover):
+            for name, seam in handover.seams.items():
+                compared = {"watch": Watch.PAIR, "measuring": True} if name in observers else {}
+                seam.configure(view=View.STUDENT if stream == "student" else View.BLEND, hold=stream == "teacher", **compared)
+            for padding, args, kwargs in calls_of(batches, mask):
+                with calling("batch"):
+                    handover.model(*args, **kwargs)
+                for name, observer in observers.items():
+                    seam = handover.seams[name]
+                    for teacher, student in seam.records:
+                        seen.add(name)
+                        observer.observe(teacher, student, padding)
+                    seam.records = []
+    finally:
+        for handle in handles:
+            handle.remove()
+    torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
+    for name in observers:
+        if name not in seen:
+            raise unreached(name)
+
+
+def calls_of(
+    batches: Iterable[Any], mask: Callable[[Any], Tensor | None]
+) -> Iterator[tuple[Tensor | None, tuple[Any, ...], dict[str, Any]]]:
+    """Yield the padding mask of every batch and what the model is called with; refuse that there are none."""
+    empty = True
+    for batch in batches:
+        empty = False
+        padding = mask(batch)
+        if not isinstance(padding, Tensor | None):
+            raise PlanError(
+                f"calibrate(mask=...) must return a tensor or None, got {type(padding).__name__}.",
+                "It is called with each batch.",
+                "return 1 where a token counts and 0 where it is padding.",
+            )
+        yield padding, *call_arguments(batch)
+    if empty:
+        raise DataError("there are no batches.", "The iterable yields nothing.", "give one that yields at least one batch.")
 
 
 class Listener(Protocol):
@@ -56,82 +114,37 @@ def run_original(
     handover: Handover, batches: Iterable[Any], mask: Callable[[Any], Tensor | None], listeners: Sequence[Listener]
 ) -> None:
     """Run batches through the original model; the listeners leave at the end."""
-    empty = True
     try:
         with torch.no_grad(), handover.as_teacher() as model, evaluating(model), plain_attention():
-            for batch in batches:
-                empty = False
-                padding = mask(batch)
-                if not isinstance(padding, Tensor | None):
-                    raise PlanError(
-                        f"calibrate(mask=...) must return a tensor or None, got {type(padding).__name__}.",
-                        "It is called with each batch.",
-                        "return 1 where a token counts and 0 where it is padding.",
-                    )
+            for padding, args, kwargs in calls_of(batches, mask):
                 for listener in listeners:
                     listener.mask = padding
-                args, kwargs = call_arguments(batch)
                 with calling("batch"):
                     model(*args, **kwargs)
     finally:
         for listener in listeners:
             listener.leave()
-    if empty:
-        raise DataError("there are no batches.", "The iterable yields nothing.", "give one that yields at least one batch.")
 
 
-class _Listener:
-    """Run a student on the inputs of its teacher, and sum up the inputs and targets of its last linear map."""
+def _fit(student: nn.Module, observer: Observer, earlier: Values) -> Fitted:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for part in observer.sums():
+            torch.distributed.all_reduce(part)
+    parameters = dict(student.named_parameters())
+    values, before, after = observer.fit({name: full(parameter.detach()) for name, parameter in parameters.items()})
+    for name, value in values.items():
+        earlier.append((parameters[name], parameters[name].detach().clone()))
+        parameters[name].copy_(sharded_like(value, parameters[name]))
+    return Fitted(before, after)
 
-    def __init__(self, seam: Seam, linear: nn.Linear) -> None:
-        self.seam, self.linear = seam, linear
-        self.mask: Tensor | None = None
-        self.sums: RegressionSums | None = None
-        layers = layers_of(seam.require_teacher())
-        self._handles = [
-            layers[0].register_forward_pre_hook(self._before, with_kwargs=True),
-            layers[-1].register_forward_hook(self._after),
-            linear.register_forward_hook(self._record),
-        ]
 
-    def leave(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _record(self, _linear: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        self._features, self._mapped = args[0], output
-
-    def _before(self, _teacher: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        args, kwargs = copy_caches(args, kwargs)
-        with evaluating(self.seam.student), captured_outputs():  # the model must not take them for its own
-            self._output = first_floating(self.seam.student(*args, **kwargs), self.seam.site)
-
-    def _after(self, _teacher: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        target = first_floating(output, self.seam.site)
-        if self._mapped.numel() != self._output.numel() or not torch.equal(self._mapped.flatten(), self._output.flatten()):
-            raise StudentError(
-                f"LeastSquares() cannot fit the student at site {self.seam.site.name!r}.",
-                "Its output is not the output of the linear map to fit: something comes after it.",
-                "name the student's last linear map, or leave calibration out. Nothing was changed.",
-            )
-        x, y = self._features.flatten(0, -2), target.reshape(-1, target.shape[-1])
-        guess = self._output.reshape(-1, target.shape[-1])
-        if self.mask is not None and self.mask.numel() == len(x):
-            real = self.mask.flatten().bool().to(x.device)
-            x, y, guess = x[real], y[real], guess[real]
-        if self.sums is None:
-            self.sums = RegressionSums(x.shape[1], y.shape[1], x.device)
-        self.sums.add(x, y, guess)
-
-    def fit(self, ridge: float) -> Fitted:
-        assert self.sums is not None
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            for part in self.sums.all():
-                torch.distributed.all_reduce(part)
-        weight, bias, left = self.sums.solve(ridge, self.linear.bias is not None)
-        size = self.sums.square.item() or 1.0
-        with torch.no_grad():
-            self.linear.weight.copy_(sharded_like(weight.to(self.linear.weight.dtype), self.linear.weight))
-            if bias is not None:
-                self.linear.bias.copy_(sharded_like(bias.to(self.linear.bias.dtype), self.linear.bias))
-        return Fitted((self.sums.missed.item() / size) ** 0.5, (left / size) ** 0.5)
+@contextmanager
+def _undone_on_failure() -> Iterator[Values]:
+    """Write the values that were noted back, if a `with` block fails or is interrupted."""
+    earlier: Values = []
+    try:
+        yield earlier
+    except BaseException:
+        for parameter, value in reversed(earlier):
+            parameter.copy_(value)
+        raise

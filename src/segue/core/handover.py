@@ -39,9 +39,10 @@ from segue.plan import Plan, encode
 from segue.schedules import refuse_unmatched
 from segue.similarity import Similarity
 from segue.sites import select
+from segue.students.calibration import Calibration
 from segue.students.closed_form import ClosedForm, FarFactor
-from segue.students.initialisation import LeastSquares
 from segue.students.layers import layers_of
+from segue.students.least_squares import LeastSquares
 
 
 @checked
@@ -382,14 +383,15 @@ class Handover(Copied):
     def calibrate(
         self,
         batches: Iterable[Any],
-        method: LeastSquares | ClosedForm | FarFactor | None = None,
+        method: Calibration | ClosedForm | FarFactor | None = None,
         *,
         mask: Callable[[Any], Tensor | None] = padding_mask,
     ) -> dict[str, Fitted]:
-        """Fit the students' output projections, gates or far factors to their teachers on a few batches before training.
+        """Fit the students to their teachers on a few batches before training, in closed form; by default `LeastSquares()`.
 
         A batch is what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments. `mask` finds
-        its padding (1 where a token counts; by default its `attention_mask`). Returns each student's error.
+        its padding (1 where a token counts; by default its `attention_mask`). Returns each student's error on samples that
+        are held out.
         """
         self.require_teachers("calibrate()")
         if isinstance(method, ClosedForm):

@@ -269,7 +269,7 @@ def _listen(features: Features, seam: Seam, copies: _Copies, returned: Callable[
 
 
 def _precision(tree: Any) -> tuple[str, torch.dtype] | None:
-    device = next((x.device.type for x in tensors(tree)), "cpu")
+    device = next((x.device.type for x in tensors(tree) if not x.is_meta), "cpu")
     return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
 
 
@@ -302,8 +302,8 @@ def _copied(x: Tensor) -> Tensor:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape:
-        return False
+    if a.shape != b.shape or a.is_meta:
+        return a.shape == b.shape
     wide = torch.promote_types(a.dtype, torch.float32)
     known, found = a.to(wide), b.to(wide)
     return bool(torch.linalg.vector_norm(found - known) <= ALIKE * torch.linalg.vector_norm(known))

@@ -7,6 +7,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,11 +192,28 @@ def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: PositiveInt =
     >>> round(found.to_student_only, 3)
     1.05
 
-    It takes real steps on a copy, one of each kind. `batch` is what the model is called with (a tensor, a tuple of arguments, a
-    dict of keyword arguments), or whatever `loss_fn(model, batch)` takes.
+    It takes steps on a copy, one of each kind: without values where the model and the loss allow that, which is quick, and
+    real ones otherwise. `batch` is what the model is called with (a tensor, a tuple of arguments, a dict of keyword arguments),
+    or whatever `loss_fn(model, batch)` takes.
     """
     loss_fn = loss_fn or _any_loss
-    count = StepCosts(model, plan, total_steps, batch, loss_fn)
+    if _has_quick_count(model):
+        with suppress(Exception):  # code that looks at values raises on the meta device; an error of the user comes again
+            return _counted(model, plan, batch, total_steps, loss_fn, values=False)
+    return _counted(model, plan, batch, total_steps, loss_fn, values=True)
+
+
+def _has_quick_count(model: nn.Module) -> bool:
+    """Return whether shapes alone say what a CPU does.
+
+    There a batch norm that does not train keeps less, and a recurrent layer is one operator, which has no formula.
+    """
+    on_cpu = all(parameter.device.type in ("cpu", "meta") for parameter in model.parameters())
+    return on_cpu and not any(isinstance(module, nn.modules.batchnorm._BatchNorm | nn.RNNBase) for module in model.modules())
+
+
+def _counted(model: nn.Module, plan: Plan, batch: Any, total_steps: int, loss_fn: LossFn, *, values: bool) -> Cost:
+    count = StepCosts(model, plan, total_steps, batch, loss_fn, values=values)
     costs = [count[step] for step in range(total_steps)]
     kinds = [_kind(count, step) for step in range(total_steps)]
     teachers = count.teachers()
@@ -224,7 +242,7 @@ def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: PositiveInt =
         guidance=None,
         distill=dataclasses.replace(plan.distill or LogitDistillation(), schedule=Constant(alpha=1.0)),
     )
-    distilled = StepCosts(model, full, total_steps, batch, loss_fn)
+    distilled = StepCosts(model, full, total_steps, batch, loss_fn, values=values)
     distilled_step, distilled_held = distilled[1], _held(distilled.handover)
     return Cost(
         phases=tuple(phases),

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from segue.border import PositiveInt, checked
-from segue.convert.configuration import build_config, model_class
+from segue.convert.configuration import build_config
+from segue.convert.pretrained import outline
 from segue.data.dataset import Dataset
 from segue.data.files import optional, quiet_transformers
 from segue.errors import ConfigError, SegueError, nearest
@@ -121,14 +122,17 @@ def _of_a_library(fault: str, hint: str = "check its name and files; without the
 
 
 def build(name: str, device: str = "meta") -> nn.Module:
-    """Build a model with random weights by the name one types: timm:NAME, hf:FOLDER_OR_ID, torchvision:NAME or demo.
+    """Build a model with random weights by the name one types.
 
-    On the meta device its weights take no memory.
+    That is what `segue convert` takes (a folder, a GGUF file or an id of the Hugging Face hub, also with hf: before it),
+    timm:NAME, torchvision:NAME or demo. On the meta device its weights take no memory.
     """
     kind, colon, rest = name.partition(":")
     if not colon or kind not in LIBRARIES:
         kind, rest = "demo" if name == "demo" else _guess(name), name
-    makers = {"timm": _timm, "hf": _hugging_face, "torchvision": _torchvision}
+    if kind == "hf":
+        return _hugging_face(rest, device)
+    makers = {"timm": _timm, "torchvision": _torchvision}
     make = makers[kind](rest) if kind in makers else VisionTransformer
     place: Any = torch.device(device)  # a context manager, though torch's types do not say so
     with place, torch.random.fork_rng(devices=[]):
@@ -155,7 +159,8 @@ def example(model: nn.Module, batch: int, tokens: int) -> Any:
 
 
 def _guess(name: str) -> str:
-    if Path(name).is_dir():
+    """Say which library a name without one is of: a file, a folder or an id is what `segue convert` takes."""
+    if Path(name).exists() or (name.count("/") == 1 and ":" not in name):
         return "hf"
     if "/" in name or ":" in name:
         raise ConfigError(
@@ -163,7 +168,9 @@ def _guess(name: str) -> str:
             "It is not a folder, and it names no library.",
             "write timm:NAME, hf:FOLDER_OR_ID or torchvision:NAME.",
         )
-    return "timm"
+    timm = optional("timm", "timm", f"the model {name!r} cannot be built.")
+    known = timm.list_models()
+    return "timm" if name in known or nearest(name, known).startswith("Nearest") else "hf"
 
 
 def _timm(name: str) -> Callable[[], nn.Module]:
@@ -187,20 +194,9 @@ def _declared_config(transformers: Any, name: str, **settings: Any) -> Any:
     return build_config(transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **settings).to_dict())
 
 
-def _hugging_face(name: str) -> Callable[[], nn.Module]:
-    transformers = optional("transformers", "hf", f"the model {name!r} cannot be built.")
-    fault, hint = f"the Hugging Face model {name!r} cannot be built.", "give a folder with config.json, or an id of the hub."
-    with _of_a_library(fault, hint):
-        config = _declared_config(transformers, name)
-
-    def make() -> nn.Module:
-        with _of_a_library(fault, hint):  # the class that `segue convert` loads, so that both have the same names
-            model: nn.Module = (
-                model_class(config)._from_config(config) if config.architectures else transformers.AutoModel.from_config(config)
-            )
-        return model
-
-    return make
+def _hugging_face(name: str, device: str) -> nn.Module:
+    optional("transformers", "hf", f"the model {name!r} cannot be built.")
+    return outline(name, device)
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,8 @@ def _described(arm: Arm, tried: Scores, known: dict[str, float | None]) -> dict[
         score=tried[chosen],
     )
     return {
+        "experiment": arm.run.experiment,
+        "config_hash": config_hash(arm.run),
         "method": arm.run.method,
         "label": arm.run.label,
         "group": arm.run.group,
@@ -273,6 +275,11 @@ def _described(arm: Arm, tried: Scores, known: dict[str, float | None]) -> dict[
 @checked
 def read(path: Path) -> list[Change]:
     """Read the choices of tuned.json."""
+    return [change for change, _ in _read(path)]
+
+
+def _read(path: Path) -> list[tuple[Change, dict[str, Any]]]:
+    """Read the choices of tuned.json, each with all that is written of it."""
     if not path.is_file():
         raise ConfigError(f"there is no file {path}.", "It has the settings of each method.", "`segue tune` writes it.")
     saved = results.read_json(path, "format", "methods")
@@ -284,11 +291,14 @@ def read(path: Path) -> list[Change]:
         )
     try:
         return [
-            Change(
-                method=one["method"],
-                group=one["group"],
-                settings=one["choice"]["settings"],
-                choice=choice_from_dict(one["choice"]),
+            (
+                Change(
+                    method=one["method"],
+                    group=one["group"],
+                    settings=one["choice"]["settings"],
+                    choice=choice_from_dict(one["choice"]),
+                ),
+                one,
             )
             for one in saved["methods"]
         ]
@@ -302,14 +312,32 @@ def read(path: Path) -> list[Change]:
 
 @checked
 def tuned(experiment: Experiment, path: Path) -> Experiment:
-    """Return an experiment with the settings of tuned.json, which must have some for each of its methods."""
-    changes = read(path)
-    known = {(change.method, change.group) for change in changes}
+    """Return an experiment with the settings of tuned.json, which must be of the same one and have some for each method."""
+    read = _read(path)
+    known = {(change.method, change.group): saved for change, saved in read}
+    compared: set[tuple[str, str]] = set()
     for run in experiment.runs():
-        if (run.method, run.group) not in known:
+        key = (run.method, run.group)
+        if key not in known:
             raise ConfigError(
                 f"{path} has no settings for the method {run.method!r} of the group {run.group!r}.",
                 nearest(f"{run.method} of {run.group}", [f"{method} of {group}" for method, group in sorted(known)]),
                 "tune the same experiment, with the same options.",
             )
-    return replace(experiment, changes=tuple(changes))
+        if key not in compared:  # the first run of each, as when it was tuned
+            compared.add(key)
+            _require_same_experiment(run, known[key], path)
+    return replace(experiment, changes=tuple(change for change, _ in read))
+
+
+def _require_same_experiment(run: Run, saved: Mapping[str, Any], path: Path) -> None:
+    """Refuse settings that were tuned for other runs; a file from before they were noted cannot be compared."""
+    name, noted = saved.get("experiment", run.experiment), saved.get("config_hash", config_hash(run))
+    if name != run.experiment:
+        found = f"It was tuned for the experiment {name!r}, this one is {run.experiment!r}."
+    elif noted != config_hash(run):
+        found = f"The runs of the method {run.method!r} of the group {run.group!r} have other settings now, or other options."
+    else:
+        return
+    hint = "tune this experiment, with the same options."
+    raise ConfigError(f"the settings in {path} are of another experiment.", found, hint)

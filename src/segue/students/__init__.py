@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the f
     from segue.students.closed_form import *
     from segue.students.initialisation import *
     from segue.students.layers import *
+    from segue.students.least_squares import *
     from segue.students.low_rank import *
     from segue.students.mlp import *
     from segue.students.norms import *

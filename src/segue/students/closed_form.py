@@ -113,5 +113,5 @@ def log_factors(summed: Tensor) -> Tensor:
 
 def value_scale(summed: Tensor) -> Tensor:
     """Return the factors of the values, (heads, 1, 1), that `output_products` leads to."""
-    product, square = summed
+    product, square = summed.unbind()
     return (product / square.clamp_min(torch.finfo(square.dtype).tiny)).clamp(SMALLEST, LARGEST)[:, None, None]

@@ -1,8 +1,8 @@
 """Initialisation: where a student's weights come from, independent of what the student is.
 
 An initialisation is a function (student, originals), where originals maps names of the student's submodules to their
-counterparts in the teacher: a `Projection` for a linear layer, a module for a norm. `LeastSquares` needs data instead, and is
-applied by `handover.calibrate`.
+counterparts in the teacher: a `Projection` for a linear layer, a module for a norm. What needs data instead is a method of
+`handover.calibrate`, such as `LeastSquares`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from segue.border import NotNegative, checked
 from segue.errors import StudentError
-from segue.sites import Site
 from segue.students.attention.spec import Projection, is_transposed_linear
 
-__all__ = ["CopyMatching", "Kaiming", "LeastSquares", "Net2Net", "TruncatedSvd"]
+__all__ = ["CopyMatching", "Kaiming", "Net2Net", "TruncatedSvd"]
 
 LINEAR_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -134,85 +133,6 @@ class Net2Net:
                 bias.copy_(original.bias[rows])
             if self.noise and len(rows) > original.weight.shape[0]:
                 weight.add_(torch.randn_like(weight), alpha=self.noise * original.weight.std().item())
-
-
-@checked
-@dataclass(frozen=True, kw_only=True)
-class LeastSquares:
-    """Fit the student's last linear layer to the teacher's outputs by ridge regression; see `handover.calibrate`.
-
-    `ridge` is relative to the mean square of the features. `output` names the linear layer in students that have no
-    `output_projection`.
-    """
-
-    ridge: NotNegative = 1e-4
-    output: str | None = None
-
-    def __call__(self, student: nn.Module, originals: Mapping[str, Original]) -> None:
-        """Refuse to initialise a student without data; a file of version 0.1.0 may say so."""
-        raise StudentError(
-            "LeastSquares() cannot initialise a student.",
-            "It fits the student to outputs of its teacher, which need data.",
-            "call handover.calibrate(batches, LeastSquares()) before training.",
-        )
-
-    @checked
-    def projection(self, student: nn.Module, site: Site) -> nn.Linear:
-        """Find the linear layer to fit."""
-        if self.output is None:
-            found = getattr(student, "output_projection", student)
-        else:
-            found = dict(student.named_modules()).get(self.output)
-        if not isinstance(found, nn.Linear):
-            missing = "output_projection" if self.output is None else f"linear layer {self.output!r}"
-            layers = ", ".join(name for name, part in student.named_modules() if isinstance(part, nn.Linear)) or "none"
-            raise StudentError(
-                f"LeastSquares() finds no output projection in the student at site {site.name!r}.",
-                f"{type(student).__name__} has no {missing}; its linear layers are {layers}.",
-                "name its last linear layer: LeastSquares(output='proj'). Where the output projection is outside the site, "
-                "as with BERT's attention.self, there is none to fit. Nothing was changed.",
-            )
-        return found
-
-
-class RegressionSums:
-    """The sums over tokens that a ridge regression of targets on features needs."""
-
-    def __init__(self, features: int, targets: int, device: torch.device) -> None:
-        device = torch.device("cpu") if device.type == "mps" else device  # which has no float64
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
-
-        self.count, self.square, self.missed = zeros(), zeros(), zeros()
-        self.of_features, self.of_targets = zeros(features), zeros(targets)
-        self.gram, self.cross = zeros(features, features), zeros(features, targets)
-
-    def add(self, x: Tensor, y: Tensor, guess: Tensor) -> None:
-        """Add tokens: features (n, f), targets (n, t), and what the student returns before the fit."""
-        x, y, guess = (part.to(self.gram) for part in (x, y, guess))
-        self.count += len(x)
-        self.of_features += x.sum(0)
-        self.of_targets += y.sum(0)
-        self.gram += x.T @ x
-        self.cross += x.T @ y
-        self.square += y.square().sum()
-        self.missed += (y - guess).square().sum()
-
-    def all(self) -> list[Tensor]:
-        return [self.count, self.square, self.of_features, self.of_targets, self.gram, self.cross, self.missed]
-
-    def solve(self, ridge: float, with_bias: bool) -> tuple[Tensor, Tensor | None, float]:
-        """Return weight (targets, features), bias and the remaining squared error."""
-        x, y = self.of_features / self.count, self.of_targets / self.count
-        gram, cross = self.gram, self.cross
-        if with_bias:
-            gram, cross = gram - self.count * torch.outer(x, x), cross - self.count * torch.outer(x, y)
-        penalty = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-        weight = torch.linalg.lstsq(gram + penalty, cross, driver="gelsd" if gram.device.type == "cpu" else None).solution
-        total = self.square - (self.count * y.square().sum() if with_bias else 0.0)
-        left = total - 2 * (weight * cross).sum() + (weight * (gram @ weight)).sum()
-        return weight.T, y - weight.T @ x if with_bias else None, max(0.0, left.item())
 
 
 def _repeated(old: int, new: int, units: int | None) -> Tensor:
