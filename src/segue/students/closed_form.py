@@ -87,4 +87,5 @@ def biases(summed: Tensor, mixer: GatedMixer) -> Tensor:
 def value_scale(summed: Tensor) -> Tensor:
     """Return the factors of the values, (heads, 1, 1), that `output_products` leads to."""
     product, square = summed
-    return (product / square.clamp_min(torch.finfo(square.dtype).tiny)).clamp(SMALLEST, LARGEST)[:, None, None]
+    fitted: Tensor = (product / square.clamp_min(torch.finfo(square.dtype).tiny)).clamp(SMALLEST, LARGEST)
+    return fitted[:, None, None]

@@ -50,8 +50,7 @@ class Gates(nn.Module):
 
     def forward(self, v: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return log a_t and the write gate, (batch, key heads, tokens, 1), and the output gate, (batch, heads, tokens, 1)."""
-        x = self._linear(v)
-        stays, write, output = x.split(self.parts, dim=1)
+        stays, write, output = self._linear(v).split_with_sizes(self.parts, 1)
         logs = F.logsigmoid(stays.contiguous()) if self.decay else torch.zeros_like(write)
         write = write.sigmoid()
         if token_mask is not None:
@@ -152,7 +151,8 @@ class GatedMixer(Mixer):
         k, u, logs, states = (repeat_heads(part, heads) for part in parts)
         q = split(self.features(self.of_queries, q), k.shape[3])
         y = ((q @ k.transpose(-1, -2)) * fading(logs)) @ u + (q * logs.exp()) @ states
-        return join(self.finish(y), tokens) * (self.value_scale.to(q.dtype) * output)
+        mixed: Tensor = join(self.finish(y), tokens) * (self.value_scale.to(q.dtype) * output)
+        return mixed
 
     def _chunks(self, k: Tensor, v: Tensor, logs: Tensor, write: Tensor, state: State | None) -> tuple[Tensor, ...]:
         """Return by chunks the features of keys, what is written there, decays and the state before; last, the final state."""
