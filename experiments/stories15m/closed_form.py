@@ -1,7 +1,6 @@
 """How gated students start: copied, by the closed form, by a local fit, or by both; all layers of a small language model.
 
-Command: python -m experiments.stories15m.closed_form --model FOLDER --text FILE; one thread, about three minutes for each arm
-with a local fit.
+Command: python -m experiments.stories15m.closed_form --model FOLDER --text FILE; about four minutes of one core.
 Expected: docs/lab-log.md, "gated students by the closed form".
 
 FOLDER is a Hugging Face folder of stories15M (Llama, 6 layers); FILE has text that was sampled from it.
@@ -13,6 +12,7 @@ import argparse
 import copy
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from segue.students import ClosedForm, GatedDeltaNet, GatedLinear, LinearAttenti
 
 SITES = "model.layers.*.self_attn"
 TOKENS = 256
-HELD_OUT = 16  # sequences
 CALIBRATION = 8  # sequences, 2,048 tokens
 STUDENTS = {
     "GatedLinear": GatedLinear(),
@@ -81,6 +80,11 @@ def run(original: nn.Module, student: Any, arm: str, train: Tensor, held_out: Te
     model = copy.deepcopy(original)
     plan = segue.Plan(sites=SITES, student=student, guidance=segue.losses.FeatureGuidance())
     handover, begin = segue.replace_(model, plan, total_steps=1000), time.process_time()
+    if options.half_life is not None:
+        for seam in handover.seams.values():
+            gates = seam.student.mixer.gates
+            each = torch.ones(gates.key_heads)
+            gates.bias.data.copy_(gates.biases(options.half_life * each, 0.5 * each))
     if closed_form:
         handover.calibrate(train[:CALIBRATION].split(4), ClosedForm())
     if local:
@@ -102,16 +106,21 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=300, help="Number of local updates.")
     parser.add_argument("--lr-new", type=float, default=1e-2, help="Learning rate of gates and feature maps.")
     parser.add_argument("--lr-copied", type=float, default=1e-3, help="Learning rate of copied projections.")
+    parser.add_argument("--sequences", type=int, help="Number of sequences, if not all of the text.")
+    parser.add_argument("--held-out", type=int, default=16, help="Number of them to compare with.")
+    parser.add_argument("--feature-map", help="Feature map, if not the operator's default.")
+    parser.add_argument("--half-life", type=float, help="Half-life in tokens that all heads start with, if not the default.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     original = AutoModelForCausalLM.from_pretrained(options.model, use_cache=False).eval()
     with open(options.text, encoding="utf-8") as file:
-        data = sequences(AutoTokenizer.from_pretrained(options.model), file.read())
-    train, held_out = data[:-HELD_OUT], data[-HELD_OUT:]
+        data = sequences(AutoTokenizer.from_pretrained(options.model), file.read())[: options.sequences]
+    train, held_out = data[: -options.held_out], data[-options.held_out :]
     print(f"{len(train)} sequences of {TOKENS} tokens to learn from, {len(held_out)} held out")
     for name in options.students:
+        student = replace(STUDENTS[name], feature_map=options.feature_map) if options.feature_map else STUDENTS[name]
         for arm in options.arms:
-            print(f"| {name} | {arm} | {run(original, STUDENTS[name], arm, train, held_out, options)} |", flush=True)
+            print(f"| {name} | {arm} | {run(original, student, arm, train, held_out, options)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,7 @@ class Gates(nn.Module):
 
     def forward(self, v: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return log a_t and the write gate, (batch, key heads, tokens, 1), and the output gate, (batch, heads, tokens, 1)."""
-        x = self._linear(v)
-        stays, write, output = x.split_with_sizes(self.parts, 1)
+        stays, write, output = self._linear(v).split_with_sizes(self.parts, 1)
         logs = F.logsigmoid(stays.contiguous()) if self.decay else torch.zeros_like(write)
         write = write.sigmoid()
         if token_mask is not None:
