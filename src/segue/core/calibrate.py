@@ -32,11 +32,16 @@ class Fitted:
 
 
 def calibrate(
-    handover: Handover, batches: Iterable[Any], method: LeastSquares, mask: Callable[[Any], Tensor | None]
+    handover: Handover,
+    batches: Iterable[Any],
+    method: LeastSquares,
+    mask: Callable[[Any], Tensor | None],
+    sites: Iterable[str] | None = None,
 ) -> dict[str, Fitted]:
-    """Fit every student's output projection on the stream of the original model."""
-    maps = {name: method.projection(seam.student, seam.site) for name, seam in handover.seams.items()}
-    listeners = [_Listener(seam, maps[name]) for name, seam in handover.seams.items()]
+    """Fit every student's output projection, or that of some sites, on the stream of the original model."""
+    seams = {name: handover.seams[name] for name in (handover.seams if sites is None else sites)}
+    maps = {name: method.projection(seam.student, seam.site) for name, seam in seams.items()}
+    listeners = [_Listener(seam, maps[name]) for name, seam in seams.items()]
     run_original(handover, batches, mask, listeners)
     for listener in listeners:
         if listener.sums is None:
