@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from segue.core import randomness, surgery
+from segue.core import surgery
 from segue.core.building import build_students, try_students
 from segue.core.handover import Handover, replace_
 from segue.core.modes import View
@@ -90,14 +90,11 @@ def candidates_on(
     chosen = dataclasses.replace(
         plan, sites=tuple(site.pattern for site in reached), student=lambda _teacher, site: first[site.name]
     )
-    with randomness.kept():
-        handover = replace_(model, chosen, total_steps=1)
-        try:
-            yield Candidates(handover, students, refused)
-        finally:
-            for site, student in first.items():
-                handover.seams[site].student = student
-            handover.cancel_()
+    handover = replace_(model, chosen, total_steps=1)
+    try:
+        yield Candidates(handover, students, refused)
+    finally:
+        handover.cancel_()
 
 
 def _made(model: nn.Module, plan: Plan, sites: list[Site], example: Any) -> tuple[dict[str, nn.Module], dict[str, str]]:

@@ -37,7 +37,7 @@ class Divergence(NamedTuple):
 
 def original_logits(candidates: Candidates, batch: Any) -> Tensor:
     """Return the logits of the original model, and refuse one without them, or whose forward is random."""
-    with candidates.showing(()) as model:
+    with candidates.showing(()) as model, calling("batch"):
         first, second = _logits(model, batch), _logits(model, batch)
     if not torch.equal(first, second):
         raise PlanError(
@@ -56,7 +56,7 @@ def divergences(
     candidates: Candidates, batch: Any, mask: Tensor | None, subsets: Sequence[Sequence[Option]]
 ) -> list[Divergence]:
     """Measure the damage of subsets of students on a batch, by forwards alone."""
-    with candidates.showing(()) as model:
+    with candidates.showing(()) as model, calling("batch"):
         before = _counted(_logits(model, batch), mask).log_softmax(-1)
     found = []
     for subset in subsets:
@@ -128,8 +128,7 @@ def _towards(teacher: Tensor, student: Tensor) -> Tensor:
 
 def _logits(model: nn.Module, batch: Any) -> Tensor:
     args, kwargs = call_arguments(batch)
-    with calling("batch"):
-        output = model(*args, **kwargs)
+    output = model(*args, **kwargs)
     found = logits_of(output)
     if found is None:
         raise PlanError(

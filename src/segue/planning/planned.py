@@ -74,7 +74,7 @@ class Planned:
 
     def plan_of(self, subset: Sequence[Option]) -> Plan:
         """Return the plan of another choice, such as one of the frontier."""
-        return made_plan(self.sites, self.students, self.prediction, self.errors, subset, self.settings)
+        return made_plan(self.sites, self.students, self.prediction, self.errors, self.costs, subset, self.settings)
 
     @checked
     def adaptive_plan(self, kl: PositiveFloat | None = None) -> Plan:
@@ -134,6 +134,7 @@ def made_plan(
     students: Mapping[str, StudentFactory],
     prediction: Prediction,
     errors: Mapping[Option, float],
+    costs: CostTable,
     subset: Sequence[Option],
     settings: Mapping[str, Any],
 ) -> Plan:
@@ -147,8 +148,14 @@ def made_plan(
     chosen = dict(subset)
     places = {site.name: site for site in sites}
     patterns: list[Pattern] = [places[name].pattern for name in places if name in chosen]
+    trains = any(costs.students[option]["parameters"] for option in subset)  # else only what is around the sites can adapt
+    defaults = {
+        "schedule": staggered(order_of(prediction, subset), errors),
+        "guidance": FeatureGuidance(),
+        "train": "students" if trains else "all",
+    }
     return Plan(
         sites=tuple(patterns),
         student=PerSite(students={name: students[chosen[name]] for name in places if name in chosen}),
-        **{"schedule": staggered(order_of(prediction, subset), errors), "guidance": FeatureGuidance(), **settings},
+        **{**defaults, **settings},
     )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from segue.border import NotNegative, PositiveFloat, PositiveInt, Seed, checked
 from segue.checkpoint.lock import locked
+from segue.core import randomness
 from segue.core.blending import call_arguments, tensors
 from segue.core.tensor_files import fingerprint
 from segue.diagnostics.counting import flops
@@ -75,6 +76,7 @@ def plan_replacement(
     shape = cost_batch if cost_batch is not None else held[0]
     place = None if folder is None else Path(folder)
     with ExitStack() as stack:
+        stack.enter_context(randomness.kept())
         if place is not None:
             stack.enter_context(locked(place))
         tried = stack.enter_context(candidates_on(model, sites, factories, held[0], seed))
@@ -95,7 +97,7 @@ def plan_replacement(
     places = tuple(select(model, sites))
     given = dict(settings or {})
     return Planned(
-        plan=made_plan(places, factories, prediction, errors, found.subset, given),
+        plan=made_plan(places, factories, prediction, errors, costs, found.subset, given),
         choice=_choice(found, prediction, differing, costs),
         frontier=tuple(_frontier(problem, differing, _metric(budget))),
         sites=places,

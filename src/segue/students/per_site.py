@@ -20,8 +20,8 @@ __all__ = ["PerSite"]
 class PerSite:
     """Give each site its own student, by pattern; the first pattern that matches wins.
 
-    >>> from segue.students import LowRankMlp, Reinit
-    >>> student = PerSite(students={"layers.0": Reinit(), "layers.*": LowRankMlp(ratio=0.5)})
+    >>> from segue.students import NarrowMlp, Reinit
+    >>> student = PerSite(students={"layers.0": Reinit(), "layers.*": NarrowMlp(ratio=0.5)})
     >>> student(nn.Linear(4, 4), Site("layers.0"))
     Linear(in_features=4, out_features=4, bias=True)
     """
