@@ -34,7 +34,7 @@ def test_a_plan_is_printed_and_saved(files, tmp_path, monkeypatch):
     monkeypatch.setattr(commands.console, "width", 240)
     given = ("--candidates", "LinearAttention; WindowedLinear(window=2)", "--save", "cache_bytes=0.2", "--out", tmp_path)
     shown = call(*command(files, *given, "--cost-tokens", "48"))
-    for part in ("The plan", "The least damage at each level of saving", "Replaced: ", "cache saved", "Next: segue convert"):
+    for part in ("The plan", "What can be saved of the model", "Replaced: ", "Cost of a site", "Next: segue convert"):
         assert part in shown
     plan = segue.Plan.from_dict(json.loads((tmp_path / "plan.json").read_text()))
     assert set(plan.sites) <= {f"model.layers.{i}.self_attn" for i in range(8)}

@@ -2,7 +2,7 @@
 
 from segue.planning.planned import Choice, Planned
 from segue.planning.planner import plan_replacement
-from segue.planning.signals import Signal
+from segue.planning.replanning import Replanned, replan
 from segue.planning.solving import Frontier, Quality, Saving
 
-__all__ = ["Choice", "Frontier", "Planned", "Quality", "Saving", "Signal", "plan_replacement"]
+__all__ = ["Choice", "Frontier", "Planned", "Quality", "Replanned", "Saving", "plan_replacement", "replan"]

@@ -38,7 +38,7 @@ class Divergence(NamedTuple):
 def original_logits(candidates: Candidates, batch: Any) -> Tensor:
     """Return the logits of the original model, and refuse one without them, or whose forward is random."""
     with candidates.showing(()) as model, calling("batch"):
-        first, second = _logits(model, batch), _logits(model, batch)
+        first, second = logits(model, batch), logits(model, batch)
     if not torch.equal(first, second):
         raise PlanError(
             "the model must return the same logits for the same batch.",
@@ -57,11 +57,11 @@ def divergences(
 ) -> list[Divergence]:
     """Measure the damage of subsets of students on a batch, by forwards alone."""
     with candidates.showing(()) as model, calling("batch"):
-        before = _counted(_logits(model, batch), mask).log_softmax(-1)
+        before = counted(logits(model, batch), mask).log_softmax(-1)
     found = []
     for subset in subsets:
         with candidates.showing(subset) as model:
-            after = _counted(_logits(model, batch), mask).log_softmax(-1)
+            after = counted(logits(model, batch), mask).log_softmax(-1)
         kl = F.kl_div(after, before, reduction="none", log_target=True).sum(-1)
         differing = (before.argmax(-1) != after.argmax(-1)).sum()
         found.append(Divergence(float(kl.double().sum()), float(differing), len(before)))
@@ -74,14 +74,12 @@ def curvature(candidates: Candidates, batch: Any, mask: Tensor | None, seed: int
     rows: list[Tensor] = []
     chosen: Tensor | None = None
     for option in candidates.options:
-        logits, product = product_of(candidates, option, batch)
-        logits, product = _counted(logits, mask), _counted(product, mask)
+        values, product = (counted(x, mask) for x in product_of(candidates, option, batch))
         if chosen is None:
-            most = max(1, MOST_BYTES // (4 * count * logits.shape[-1]))
+            most = max(1, MOST_BYTES // (4 * count * values.shape[-1]))
             generator = torch.Generator().manual_seed(seed)
-            chosen = torch.randperm(len(logits), generator=generator)[:most].to(logits.device)
-        logits, product = logits[chosen], product[chosen]
-        shares = logits.softmax(-1)
+            chosen = torch.randperm(len(values), generator=generator)[:most].to(values.device)
+        shares, product = values[chosen].softmax(-1), product[chosen]
         centred = product - (shares * product).sum(-1, keepdim=True)
         rows.append((centred * shares.sqrt()).flatten())
     assert chosen is not None
@@ -106,8 +104,8 @@ def product_of(candidates: Candidates, option: Option, batch: Any) -> tuple[Tens
     handles = [layers[0].register_forward_pre_hook(before, with_kwargs=True), layers[-1].register_forward_hook(after)]
     try:  # the fused attention of torch has no forward-mode derivative
         with candidates.showing(()) as model, forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
-            logits, product = forward_ad.unpack_dual(_logits(model, batch))
-            return logits.clone(), torch.zeros_like(logits) if product is None else product.clone()
+            primal, product = forward_ad.unpack_dual(logits(model, batch))
+            return primal.clone(), torch.zeros_like(primal) if product is None else product.clone()
     finally:
         for handle in handles:
             handle.remove()
@@ -126,7 +124,8 @@ def _towards(teacher: Tensor, student: Tensor) -> Tensor:
     return forward_ad.make_dual(here, direction if so_far is None else direction + so_far)  # a shared module is called again
 
 
-def _logits(model: nn.Module, batch: Any) -> Tensor:
+def logits(model: nn.Module, batch: Any) -> Tensor:
+    """Return the logits of a model for a batch, in float32."""
     args, kwargs = call_arguments(batch)
     output = model(*args, **kwargs)
     found = logits_of(output)
@@ -139,7 +138,7 @@ def _logits(model: nn.Module, batch: Any) -> Tensor:
     return found.float()
 
 
-def _counted(values: Tensor, mask: Tensor | None) -> Tensor:
+def counted(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return the predictions that count, (predictions, classes)."""
     if mask is not None and mask.shape == values.shape[:-1]:
         return values[mask.bool().to(values.device)]

@@ -48,7 +48,7 @@ def plan_replacement(
     sites: Selector,
     fit_steps: PositiveInt = 32,
     lr: PositiveFloat = 1e-3,
-    closed_form: bool = True,
+    closed_form: bool = False,
     subsets: int = 64,
     recall: NotNegative = 0.0,
     augmented: NotNegative = 0.0,
@@ -61,9 +61,10 @@ def plan_replacement(
     """Choose which sites to replace, by which candidate, in what order and how slowly; the model is not changed.
 
     `batches` are a few, without labels, as the model is called. Keeping the original is always possible. Without a budget the
-    frontier is found. `recall` is the weight of retrieval beside the batches, for causal models, `augmented` that of augmented
-    images. Costs are those of `cost_batch`, by default the first batch. `settings` are further ones of the `Plan`. In a
-    `folder` an interrupted plan resumes.
+    frontier is found. Students start as their factories make them; `closed_form` calibrates them first, which overfits
+    unless there are many more tokens than features. `recall` is the weight of retrieval beside the batches, for causal
+    models, `augmented` that of augmented images. Costs are those of `cost_batch`, by default the first batch. `settings` are
+    further ones of the `Plan`. In a `folder` an interrupted plan resumes.
     """
     begun = time.monotonic()
     factories = named(candidates)

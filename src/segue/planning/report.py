@@ -10,12 +10,12 @@ from segue.reporting.formatting import counted, duration, flops, memory, signifi
 from segue.schedules import PerSite, Piecewise
 
 NAMES = {
-    "flops": "operations",
-    "parameters": "parameters",
+    "flops": "FLOPs",
+    "parameters": "weights",
     "cache_bytes": "cache",
-    "prefill": "prefill time",
-    "decode": "decoding time",
-    "train": "training time",
+    "prefill": "prefill",
+    "decode": "decode",
+    "train": "train",
 }
 STRONG = 5  # pairs that are listed
 
@@ -24,7 +24,7 @@ Table = tuple[str, list[str], list[list[str]]]  # title, headings, rows
 
 def tables(found: Planned) -> list[Table]:
     """Return the tables of a plan: its sites, the frontier, the options and the strongest pairs."""
-    return [_sites(found), _frontier(found), _options(found), *_pairs(found)]
+    return [_sites(found), _frontier(found), _options(found), _costs(found), *_pairs(found)]
 
 
 def sentences(found: Planned) -> list[str]:
@@ -63,7 +63,7 @@ def _refusals(found: Planned) -> list[str]:
 
 def _sites(found: Planned) -> Table:
     turn = {option[0]: i for i, option in enumerate(found.order, start=1)}
-    headings = ["site", "operator", "turn", "ramp", "error", "KL alone", "KL added", "operations saved"]
+    headings = ["site", "operator", "turn", "ramp", "error", "KL alone", "KL added", "FLOPs saved"]
     rows = []
     for site, name in found.operators().items():
         if name == KEEP:
@@ -91,9 +91,9 @@ def _added(found: Planned, option: Option) -> float:
 
 def _frontier(found: Planned) -> Table:
     metrics = list(found.costs.total)
-    headings = ["sites", *(f"{NAMES[name]} saved" for name in metrics), "KL", "in nine of ten", "differing"]
+    headings = ["sites", *(NAMES[name] for name in metrics), "KL", "in nine of ten", "differing"]
     rows = [[str(len(point.subset)), *_point(point, metrics)] for point in found.frontier]
-    return "The least damage at each level of saving", headings, rows
+    return "What can be saved of the model, and the least damage for it", headings, rows
 
 
 def _point(point: Choice, metrics: Sequence[str]) -> list[str]:
@@ -102,13 +102,29 @@ def _point(point: Choice, metrics: Sequence[str]) -> list[str]:
 
 
 def _options(found: Planned) -> Table:
-    metrics = [name for name in found.costs.total if name not in ("parameters",)]
+    options = set(found.prediction.options)
+
+    def cell(option: Option) -> str:
+        return f"{significant(found.prediction.of([option]))} ({found.errors[option]:.2f})" if option in options else "-"
+
+    rows = [[site.name, *(cell((site.name, name)) for name in found.students)] for site in found.sites]
+    return "Each candidate alone: KL (relative error of its output)", ["site", *found.students], rows
+
+
+def _costs(found: Planned) -> Table:
+    """Return what a site costs on average, with its original and with each candidate."""
+    metrics, costs = list(found.costs.total), found.costs
     rows = []
-    for option in found.prediction.options:
-        student, teacher = found.costs.students[option], found.costs.teachers[option[0]]
-        costs = [f"{_amount(name, teacher[name])} -> {_amount(name, student[name])}" for name in metrics]
-        rows.append([*option, f"{found.errors[option]:.3f}", significant(found.prediction.of([option])), *costs])
-    return "The options: original -> student", ["site", "candidate", "error", "KL alone", *(NAMES[n] for n in metrics)], rows
+    for name in found.students:
+        options = [option for option in found.prediction.options if option[1] == name]
+        row = [name]
+        for metric in metrics:
+            before = sum(costs.teachers[site][metric] for site, _ in options) / len(options)
+            after = sum(costs.students[option][metric] for option in options) / len(options)
+            row.append(f"{_amount(metric, before)} -> {_amount(metric, after)}")
+        rows.append(row)
+    title = f"Cost of a site, original -> candidate, mean over its sites ({costs.shape})"
+    return title, ["candidate", *(NAMES[name] for name in metrics)], rows
 
 
 def _pairs(found: Planned) -> list[Table]:
@@ -122,6 +138,8 @@ def _pairs(found: Planned) -> list[Table]:
 def _amount(metric: str, value: float) -> str:
     if metric == "flops":
         return flops(value)
+    if metric == "parameters":
+        return f"{value:,.0f}"
     return memory(value) if metric == "cache_bytes" else f"{1000 * value:.2f} ms"
 
 
