@@ -200,7 +200,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.planning.plan_replacement": lambda folder: {
         "model": Net(),
         "batches": [INPUTS],
-        "candidates": [students.NarrowMlp(ratio=0.5)],
+        "candidates": [students.Drop(returns="zeros")],
         "budget": planning.Saving(parameters=1e-3),
         "sites": "blocks.*.mlp",
         "fit_steps": 1,

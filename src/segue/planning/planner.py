@@ -29,7 +29,17 @@ from segue.planning.journal import Journal
 from segue.planning.planned import Choice, Planned, made_plan
 from segue.planning.prediction import Prediction, corrected, uncorrected
 from segue.planning.signals import Signal
-from segue.planning.solving import Budget, Frontier, Problem, Saving, Solution, most_possible, require_metrics, solve
+from segue.planning.solving import (
+    FRONTIER_SECONDS,
+    Budget,
+    Frontier,
+    Problem,
+    Saving,
+    Solution,
+    most_possible,
+    require_metrics,
+    solve,
+)
 from segue.sites import Selector, select
 from segue.students import StudentFactory
 from segue.training.progress import Progress
@@ -260,7 +270,8 @@ def _frontier(problem: Problem, differing: Prediction, metric: str) -> Iterable[
     most, levels = most_possible(problem, metric), len(problem.sites)
     seen: set[tuple[Option, ...]] = set()
     for level in range(1, levels + 1):
-        found = problem.least_damage({metric: most * level / levels * (1 - 1e-9)}) if most > 0 else None
+        wanted = {metric: most * level / levels * (1 - 1e-9)}
+        found = problem.least_damage(wanted, FRONTIER_SECONDS / levels) if most > 0 else None
         if found is not None and found.subset and found.subset not in seen:
             seen.add(found.subset)
             yield _choice(found, problem.prediction, differing, problem.costs)

@@ -19,6 +19,7 @@ from segue.planning.prediction import Prediction
 
 FEW = 50_000  # choices that are all tried
 SECONDS = 20.0  # for one solution by milp
+FRONTIER_SECONDS = 60.0  # for all points of a frontier together
 
 
 @checked
@@ -99,7 +100,7 @@ class Problem:
         """Return what each option saves."""
         return torch.tensor([self.costs.saved(option, metric) for option in self.options], dtype=torch.float64)
 
-    def least_damage(self, wanted: Mapping[str, float]) -> Solution | None:
+    def least_damage(self, wanted: Mapping[str, float], seconds: float | None = None) -> Solution | None:
         """Return the choice with the least damage that saves at least so much; None if there is none."""
         limits = [(self.saved(metric), least) for metric, least in wanted.items()]
         if self._all is not None:
@@ -107,7 +108,7 @@ class Problem:
             for values, least in limits:
                 ok &= self._all @ values >= least - 1e-12
             return self._best(torch.where(ok, -self._damages(), -math.inf))
-        return self._by_milp(None, [(-values, -least) for values, least in limits])
+        return self._by_milp(None, [(-values, -least) for values, least in limits], seconds=seconds)
 
     def most_saved(self, metric: str, most: float) -> Solution | None:
         """Return the choice that saves most with at most so much damage."""
@@ -144,7 +145,11 @@ class Problem:
         return Solution(tuple(option for option, inside in zip(self.options, self._all[place].tolist(), strict=True) if inside))
 
     def _by_milp(
-        self, saves: Tensor | None, limits: Sequence[tuple[Tensor, float]], most: float | None = None
+        self,
+        saves: Tensor | None,
+        limits: Sequence[tuple[Tensor, float]],
+        most: float | None = None,
+        seconds: float | None = None,
     ) -> Solution | None:
         """Linearise the products of pairs, and solve: minimise the damage, or maximise what is saved below `most`."""
         try:
@@ -174,7 +179,7 @@ class Problem:
             integrality=np.concatenate([np.ones(count), np.zeros(len(pairs))]),
             bounds=optimize.Bounds(0, 1),
             constraints=optimize.LinearConstraint(matrix, ub=np.array([limit for _, limit in rows])),
-            options={"time_limit": SECONDS},
+            options={"time_limit": SECONDS if seconds is None else seconds},
         )
         if found.status == 2:  # proved to be impossible
             return None
@@ -186,7 +191,10 @@ class Problem:
         scores = [self._objective(subset, saves) for subset in known]
         best = min(range(len(known)), key=scores.__getitem__)
         bound = getattr(found, "mip_dual_bound", None)
-        return Solution(known[best], math.inf if bound is None else max(0.0, scores[best] - float(bound)))
+        least = -math.inf if bound is None else float(bound)
+        return Solution(
+            known[best], max(0.0, scores[best] - (max(0.0, least) if saves is None else least))
+        )  # no damage is below 0
 
     def _objective(self, subset: Sequence[Option], saves: Tensor | None) -> float:
         if saves is None:
