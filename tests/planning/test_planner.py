@@ -11,7 +11,8 @@ from torch.nn import functional as F
 import segue
 from segue.errors import DataError, PlanError, StudentError
 from segue.planning import Frontier, Quality, Saving, damage, planner
-from segue.students import Drop, LinearAttention, NarrowMlp
+from segue.students import Drop, LinearAttention, NarrowMlp, SlidingWindow
+from tests.convert import small_models
 from tests.helpers import models
 from tests.helpers.tiny import same_state
 from tests.planning import cases
@@ -138,16 +139,29 @@ def test_the_frontier_rises(found):
     assert len(found.plan_of(found.frontier[-1].subset).sites) == len(found.frontier[-1].subset)
 
 
-def test_a_causal_model_counts_recall_its_cache_and_its_decoding():
+def test_a_causal_model_counts_its_cache_and_its_decoding():
     model = models.build(lambda: models.llama(max_position_embeddings=64))
     batches = [{"input_ids": torch.randint(50, (2, 60), generator=torch.Generator().manual_seed(0))}]
-    settings = {"sites": "model.layers.*.self_attn", "recall": 0.5, "subsets": 8, "fit_steps": 2, "progress": None}
+    settings = {"sites": "model.layers.*.self_attn", "subsets": 8, "fit_steps": 2, "progress": None}
     with pytest.raises(DataError, match="recall needs a language model with a vocabulary"):
-        segue.plan_replacement(model, batches, LinearAttention(), Saving(cache_bytes=0.4), **settings)
-    found = segue.plan_replacement(model, batches, LinearAttention(), Saving(cache_bytes=0.4), **settings | {"recall": 0.0})
+        segue.plan_replacement(model, batches, LinearAttention(), Saving(cache_bytes=0.4), recall=1.0, **settings)
+    found = segue.plan_replacement(model, batches, LinearAttention(), Saving(cache_bytes=0.4), **settings)
     assert found.choice.saved["cache_bytes"] >= 0.4
     assert found.costs.total["cache_bytes"] == 2 * 2 * 2 * 60 * 2 * 8 * 4  # layers, keys and values, rows, tokens, heads, width
     assert found.costs.total["decode"] > 0
+
+
+def test_recall_counts_beside_the_text():
+    model = small_models.model("llama")
+    batches = [{"input_ids": torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(0))}]
+    settings = {"sites": "model.layers.*.self_attn", "subsets": 8, "fit_steps": 1, "progress": None}
+    budget = Saving(cache_bytes=0.4)
+    plain, both, more = (
+        segue.plan_replacement(model, batches, SlidingWindow(window=2), budget, recall=weight, **settings).matrix
+        for weight in (0.0, 1.0, 3.0)
+    )
+    torch.testing.assert_close(more - plain, 3 * (both - plain), rtol=1e-3, atol=1e-6)
+    assert (both - plain).diagonal().min() > 0
 
 
 def test_images_are_also_measured_augmented():
