@@ -107,7 +107,7 @@ class _Work:
         for batch in self.held:
             found = damage.divergences(self.candidates, batch, None, [[options[i] for i in subset] for subset in chosen])
             total += torch.tensor([one.kl for one in found], dtype=torch.float64)
-            count += found[0].count
+            count += found[0].predictions
         return (total / count).tolist()
 
     def gates(self) -> list[float]:

@@ -41,6 +41,22 @@ def test_a_plan_is_printed_and_saved(files, tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.glob("*.png")} == {"frontier.png", "options.png", "pairs.png"}
     again = call(*command(files, *given, "--cost-tokens", "48", "--json"))
     assert segue.Plan.from_dict(json.loads(again.splitlines()[-1])["plan"]) == plan  # progress is on stderr
+    converted = (
+        "--plan",
+        tmp_path / "plan.json",
+        "--data",
+        files / "text.txt",
+        "--tokens",
+        "16",
+        "--batch",
+        "2",
+        "--steps",
+        "4",
+    )
+    call("convert", files / "model", *converted, "--out", tmp_path / "converted")
+    model = segue.from_pretrained(tmp_path / "converted")
+    replaced = [name for name in plan.sites if type(model.get_submodule(name)).__name__ != "LlamaAttention"]
+    assert replaced == list(plan.sites)
 
 
 def test_a_timm_model_is_planned_on_a_folder_of_images(tmp_path, monkeypatch):

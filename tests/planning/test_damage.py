@@ -94,7 +94,7 @@ def test_the_divergence_of_a_subset_is_that_of_the_model_with_these_students():
         after = model(batches[0]).log_softmax(-1)
     assert found.kl == pytest.approx(float((before.exp() * (before - after)).sum()), rel=1e-4)
     assert found.differing == float((before.argmax(-1) != after.argmax(-1)).sum())
-    assert found.count == 4
+    assert found.predictions == 4
 
 
 def test_padding_is_not_counted():
@@ -103,7 +103,7 @@ def test_padding_is_not_counted():
         subset = [candidates.options[:1]]
         mask = batches[0]["attention_mask"]
         (all_of_them,), (real,) = (damage.divergences(candidates, batches[0], m, subset) for m in (None, mask))
-    assert (all_of_them.count, real.count) == (21, 15)
+    assert (all_of_them.predictions, real.predictions) == (21, 15)
     assert real.kl < all_of_them.kl
 
 

@@ -167,7 +167,7 @@ def _decoding(candidates: Candidates, batch: Any) -> dict[Any, dict[str, float]]
         shown = () if name is None else [(site, name) for site in candidates.at(name)]
         kept = dict.fromkeys(candidates.sites, 0.0)
         spent = dict.fromkeys(candidates.sites, 0.0)
-        seams = {site: [seam] for site, seam in candidates.handover.seams.items()}
+        seams: dict[str, list[nn.Module]] = {site: [seam] for site, seam in candidates.handover.seams.items()}
         with candidates.showing(shown):
             with _counted_cache(seams, kept):
                 output = model(input_ids=ids, use_cache=True)

@@ -32,7 +32,7 @@ class Divergence(NamedTuple):
 
     kl: float
     differing: float  # predictions whose first choice is not the original's
-    count: int
+    predictions: int
 
 
 def original_logits(candidates: Candidates, batch: Any) -> Tensor:
@@ -104,24 +104,31 @@ def product_of(candidates: Candidates, option: Option, batch: Any) -> tuple[Tens
     handles = [layers[0].register_forward_pre_hook(before, with_kwargs=True), layers[-1].register_forward_hook(after)]
     try:  # the fused attention of torch has no forward-mode derivative
         with candidates.showing(()) as model, forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
-            primal, product = forward_ad.unpack_dual(logits(model, batch))
+            primal, product = _unpacked(logits(model, batch))
             return primal.clone(), torch.zeros_like(primal) if product is None else product.clone()
     finally:
         for handle in handles:
             handle.remove()
 
 
+def _unpacked(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    value, derivative = forward_ad.unpack_dual(x)  # type: ignore[no-untyped-call]
+    return value, derivative
+
+
 def _primal(x: Tensor) -> Tensor:
-    return forward_ad.unpack_dual(x).primal
+    return _unpacked(x)[0]
 
 
 def _towards(teacher: Tensor, student: Tensor) -> Tensor:
     """Return the teacher's output with the direction to the student's."""
     if not blendable(teacher):
         return teacher
-    here, so_far = forward_ad.unpack_dual(teacher)
+    here, so_far = _unpacked(teacher)
     direction = _primal(student).to(here.dtype) - here
-    return forward_ad.make_dual(here, direction if so_far is None else direction + so_far)  # a shared module is called again
+    direction = direction if so_far is None else direction + so_far  # a shared module is called again
+    dual: Tensor = forward_ad.make_dual(here, direction)  # type: ignore[no-untyped-call]
+    return dual
 
 
 def logits(model: nn.Module, batch: Any) -> Tensor:

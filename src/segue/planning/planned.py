@@ -13,7 +13,7 @@ from torch import Tensor
 
 from segue.border import PositiveFloat, checked
 from segue.errors import PlanError
-from segue.losses import FeatureGuidance
+from segue.losses import FeatureGuidance, LogitDistillation
 from segue.plan import Plan, encode
 from segue.planning.candidates import KEEP, Option
 from segue.planning.costs import CostTable
@@ -138,7 +138,7 @@ def made_plan(
     subset: Sequence[Option],
     settings: Mapping[str, Any],
 ) -> Plan:
-    """Make the plan of a choice: an operator for each of its sites, in order and at the pace of its error."""
+    """Make the plan of a choice: an operator for each site, in order, at the pace of its error, taught by the original."""
     if not subset:
         raise PlanError(
             "a plan must replace at least one site.",
@@ -152,6 +152,7 @@ def made_plan(
     defaults = {
         "schedule": staggered(order_of(prediction, subset), errors),
         "guidance": FeatureGuidance(),
+        "distill": LogitDistillation(),
         "train": "students" if trains else "all",
     }
     return Plan(
