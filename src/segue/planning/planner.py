@@ -93,15 +93,15 @@ def plan_replacement(
         tried = stack.enter_context(candidates_on(model, sites, factories, held[0], seed))
         damage.original_logits(tried, held[0])
         known = [recipe, closed_form, subsets, seed, [s.weight for s in measured]]
-        journal = Journal(place, _key(model, held, shape, tried, factories, known))
-        work = _Work(tried, journal, stack.enter_context(closing(Progress(progress, _amount(tried, recipe, measured)))))
+        journal = Journal(place, _key(held, shape, tried, factories, known))
+        work = _Work(tried, journal, stack.enter_context(closing(Progress(progress, _amount(recipe, measured)))))
         errors = fit_candidates(tried, held, recipe, journal, closed_form=closed_form, shown=work.shown)
         work.done = fit_steps
         costs = work.costs(shape)
         require_metrics(budget, costs)
         matrix, notes = work.curvature(measured, seed)
         prediction, differing = work.predictions(measured, matrix, subsets, seed)
-        spent = {**work.spent(held, measured, fit_steps), "seconds": time.monotonic() - begun}
+        spent = {**work.spent(held, shape, measured, fit_steps), "seconds": time.monotonic() - begun}
         refused = tried.refused
     problem, other = Problem(prediction, costs), Problem(differing, costs)
     found = solve(budget, problem, other)
@@ -152,6 +152,8 @@ class _Work:
                 if name not in self.journal:
                     try:
                         found: Any = damage.curvature(self.candidates, batch, mask, seed).tolist()
+                    except torch.OutOfMemoryError:
+                        raise
                     except (NotImplementedError, RuntimeError) as error:
                         found = str(error).strip().splitlines()[0]
                     self.journal.write(name, found)
@@ -200,26 +202,23 @@ class _Work:
             return uncorrected(options, matrix), uncorrected(options, matrix)
         return corrected(options, matrix, drawn, kl), corrected(options, matrix, drawn, differing)
 
-    def spent(self, held: Sequence[Any], measured: Sequence[Signal], fit_steps: int) -> dict[str, float]:
-        """Count what the planning takes: inputs that pass a model, and operations, one forward of each kind counted."""
-        options, journal = len(self.candidates.options), self.journal
-        forwards = 0.0
-        inputs = fit_steps * sum(map(_inputs, held)) / len(held)
+    def spent(self, held: Sequence[Any], shape: Any, measured: Sequence[Signal], fit_steps: int) -> dict[str, float]:
+        """Count what the planning takes: inputs that pass the model, and operations; one forward is counted for all."""
+        fitted = fit_steps * sum(map(_inputs, held)) / len(held)
+        inputs = passes = 0.0
         for signal in measured:
             for i, batch in enumerate(signal.batches):
-                named_so = f"subsets/{signal.name}/{i}"
-                subsets = len(journal[named_so]) if named_so in journal else 0
-                swaps = len(journal[f"swaps/{signal.name}"]) if i == 0 and f"swaps/{signal.name}" in journal else 0
-                curved = (
-                    2 * options if isinstance(journal.get(f"curvature/{signal.name}/{i}"), list) else 0
-                )  # values, derivatives
-                inputs += (1 + subsets + swaps + curved / 2) * _inputs(batch)
-                forwards += (1 + subsets + swaps + curved) * _inputs(batch) / _inputs(held[0])
+                swaps = self.journal.get(f"swaps/{signal.name}") if i == 0 else None
+                forwards = 1 + len(self.journal.get(f"subsets/{signal.name}/{i}") or ()) + len(swaps or ())
+                curved = isinstance(self.journal.get(f"curvature/{signal.name}/{i}"), list)
+                products = len(self.candidates.options) if curved else 0
+                inputs += (forwards + products) * _inputs(batch)
+                passes += (forwards + 2 * products) * _inputs(batch)  # a value and its derivative
         with self.candidates.showing(()) as model:
             args, kwargs = call_arguments(held[0])
-            once = flops(lambda: model(*args, **kwargs))
-        students = sum(cost["flops"] for cost in self.journal["costs"]["students"])
-        return {"inputs": inputs, "flops": forwards * once + fit_steps * (once + 3 * students)}
+            one = flops(lambda: model(*args, **kwargs)) / _inputs(held[0])
+        students = sum(cost["flops"] for cost in self.journal["costs"]["students"]) / _inputs(shape)
+        return {"inputs": inputs + fitted, "flops": passes * one + fitted * (one + 3 * students)}
 
 
 def _inputs(batch: Any) -> int:
@@ -229,18 +228,11 @@ def _inputs(batch: Any) -> int:
     return ids.numel() if ids is not None else len(found[0])
 
 
-def _amount(candidates: Candidates, recipe: Recipe, measured: Sequence[Signal]) -> int:
+def _amount(recipe: Recipe, measured: Sequence[Signal]) -> int:
     return recipe.total_steps(None) + 1 + 2 * sum(len(signal.batches) for signal in measured)
 
 
-def _key(
-    model: nn.Module,
-    held: Sequence[Any],
-    shape: Any,
-    candidates: Candidates,
-    factories: Mapping[str, Any],
-    known: Sequence[Any],
-) -> str:
+def _key(held: Sequence[Any], shape: Any, candidates: Candidates, factories: Mapping[str, Any], known: Sequence[Any]) -> str:
     """Hash everything that the measurements depend on."""
     data = fingerprint({str(i): x for i, x in enumerate(tensors((list(held), shape)))})
     weights = fingerprint({**candidates.handover.original_backbone()})
