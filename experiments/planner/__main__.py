@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from experiments.planner import report
 from experiments.planner.planners import rank, subsets
-from experiments.planner.studies import STUDIES, Study, inputs, loss, trained
+from experiments.planner.studies import STUDIES, Study, inputs, loss, plan_of, trained
 from segue.diagnostics.costs import cost
-from segue.methods import dcr_dfg
 from segue.sites import select
 
 
@@ -78,7 +77,7 @@ def _truth(study: Study, folder: Path, options: Any) -> None:
 
 def _training_flops(study: Study, chosen: tuple[str, ...]) -> float:
     """Count the operations of one training of a subset."""
-    plan = dcr_dfg(sites=chosen, student=study.student, train=study.train_mode)
+    plan = plan_of(study, chosen, 0)
     batch = next(iter(study.train))
     return cost(study.model, plan, batch, total_steps=study.steps, loss_fn=lambda model, part: loss(model, part)).flops
 

@@ -154,10 +154,9 @@ def _endless(batches: Batches) -> Iterator[Batch]:
         epoch += 1
 
 
-def trained(study: Study, chosen: tuple[str, ...], seed: int) -> nn.Module:
-    """Train one subset by the fixed recipe: DCR with guidance and distillation."""
-    model = copy.deepcopy(study.model).train()
-    plan = segue.methods.dcr_dfg(
+def plan_of(study: Study, chosen: tuple[str, ...], seed: int) -> segue.Plan:
+    """Return the fixed recipe for a subset: DCR with guidance and distillation."""
+    return segue.methods.dcr_dfg(
         sites=chosen,
         student=study.student,
         distill=segue.losses.LogitDistillation(),
@@ -165,6 +164,12 @@ def trained(study: Study, chosen: tuple[str, ...], seed: int) -> nn.Module:
         teacher_gradient=study.name == "drop" or None,
         seed=seed,
     )
+
+
+def trained(study: Study, chosen: tuple[str, ...], seed: int) -> nn.Module:
+    """Train one subset."""
+    model = copy.deepcopy(study.model).train()
+    plan = plan_of(study, chosen, seed)
     recipe = segue.Recipe(steps=study.steps, lr=study.lr, warmup=0.1, seed=seed)
     batches = Batches(study.train.count, study.train.size, study.train.make, seed=seed)
     found = segue.fit(model, plan, batches, lambda m, batch: loss(m, batch), recipe=recipe, evaluations=1, progress=None)

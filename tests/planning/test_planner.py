@@ -234,6 +234,22 @@ def test_a_fit_that_is_cut_short_continues_where_it_was(tmp_path, monkeypatch):
     assert len(seen) == 2
 
 
+def test_damage_is_measured_on_other_batches_than_the_fit(monkeypatch):
+    from segue.planning import fitting
+
+    model, batches, settings = cases.vit_parts()
+    seen = []
+    original = fitting._record
+    monkeypatch.setattr(fitting, "_record", lambda candidates, batch: seen.append(batch) or original(candidates, batch))
+    wanted = {"sites": settings["sites"], **QUICK}
+    one = segue.plan_replacement(model, batches, settings["candidates"], measure_on=1, **wanted)
+    assert all(batch is batches[1] for batch in seen)
+    assert len(seen) == 2
+    both = segue.plan_replacement(model, batches, settings["candidates"], **wanted)
+    assert any(batch is batches[0] for batch in seen)  # nothing is left for the fit alone
+    assert one.spent["inputs"] < both.spent["inputs"]
+
+
 def test_a_folder_of_another_plan_is_refused(tmp_path):
     planned(folder=tmp_path)
     with pytest.raises(DataError, match="holds another plan"):

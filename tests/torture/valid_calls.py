@@ -207,6 +207,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
         "lr": 1e-3,
         "closed_form": False,
         "subsets": 8,
+        "measure_on": 1,
         "recall": 0.0,
         "augmented": 0.0,
         "cost_batch": INPUTS,

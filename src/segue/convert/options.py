@@ -213,7 +213,7 @@ class PlanSettings:
         Literal["flops", "parameters", "cache_bytes", "prefill", "decode", "train"],
         Option(help="Metric to save, where no least savings are given."),
     ] = "flops"
-    batches: Annotated[int, Option(help="Number of batches to measure on.", min=1)] = 4
+    batches: Annotated[int, Option(help="Number of batches: two to measure on, the others for the local fit.", min=1)] = 6
     batch: Annotated[int, Option(help="Number of examples in a batch.", min=1)] = 8
     tokens: Annotated[int, Option(help="Number of tokens in a piece of text.", min=2)] = 128
     cost_batch: Annotated[int, Option(help="Number of examples in a batch whose costs are measured.", min=1)] = 1
@@ -221,7 +221,7 @@ class PlanSettings:
         int | None, Option(help="Number of tokens whose costs are measured; by default --tokens.", min=2)
     ] = None
     fit_steps: Annotated[int, Option(help="Number of steps of the local fit of every candidate.", min=1)] = 32
-    subsets: Annotated[int, Option(help="Number of random subsets whose damage is measured.", min=8)] = 64
+    subsets: Annotated[int, Option(help="Number of random subsets whose damage is measured.", min=8)] = 48
     recall: Annotated[float, Option(help="Weight of retrieval beside the text, for causal models.", min=0)] = 0.0
     augmented: Annotated[float, Option(help="Weight of augmented images beside the plain ones.", min=0)] = 0.0
     seed: Annotated[int, Option(help="Seed of new weights and of the subsets.")] = 0

@@ -59,7 +59,8 @@ def plan_replacement(
     fit_steps: PositiveInt = 32,
     lr: PositiveFloat = 1e-3,
     closed_form: bool = False,
-    subsets: int = 64,
+    subsets: int = 48,
+    measure_on: PositiveInt = 2,
     recall: NotNegative = 0.0,
     augmented: NotNegative = 0.0,
     cost_batch: Any = None,
@@ -72,17 +73,19 @@ def plan_replacement(
 
     `batches` are a few, without labels, as the model is called. Keeping the original is always possible. Without a budget the
     frontier is found. Students start as their factories make them; `closed_form` calibrates them first, which overfits
-    unless there are many more tokens than features. `recall` is the weight of retrieval beside the batches, for causal
+    unless there are many more tokens than features. Damage is measured on the first batches, `measure_on` of them, and the
+    students are fitted on the others, if there are any. `recall` is the weight of retrieval beside the batches, for causal
     models, `augmented` that of augmented images. Costs are those of `cost_batch`, by default the first batch. `settings` are
     further ones of the `Plan`. In a `folder` an interrupted plan resumes.
     """
     begun = time.monotonic()
     factories = named(candidates)
     budget = Frontier() if budget is None else budget
-    measured = [signals.on_batches(batches)]
+    every = list(signals.on_batches(batches).batches)
+    held, fitted = every[:measure_on], every[measure_on:] or every
+    measured = [signals.on_batches(held)]
     measured += [signals.recall(model, weight=recall, seed=seed)] if recall else []
-    measured += [signals.augmented(measured[0].batches, weight=augmented, seed=seed)] if augmented else []
-    held = list(measured[0].batches)
+    measured += [signals.augmented(held, weight=augmented, seed=seed)] if augmented else []
     recipe = Recipe(steps=fit_steps, lr=lr, weight_decay=0.0, warmup=0.1)
     shape = cost_batch if cost_batch is not None else held[0]
     place = None if folder is None else Path(folder)
@@ -92,16 +95,16 @@ def plan_replacement(
             stack.enter_context(locked(place))
         tried = stack.enter_context(candidates_on(model, sites, factories, held[0], seed))
         damage.original_logits(tried, held[0])
-        known = [recipe, closed_form, subsets, seed, [s.weight for s in measured]]
-        journal = Journal(place, _key(held, shape, tried, factories, known))
+        known = [recipe, closed_form, subsets, measure_on, seed, [s.weight for s in measured]]
+        journal = Journal(place, _key(every, shape, tried, factories, known))
         work = _Work(tried, journal, stack.enter_context(closing(Progress(progress, _amount(recipe, measured)))))
-        errors = fit_candidates(tried, held, recipe, journal, closed_form=closed_form, shown=work.shown)
+        errors = fit_candidates(tried, fitted, recipe, journal, closed_form=closed_form, shown=work.shown)
         work.done = fit_steps
         costs = work.costs(shape)
         require_metrics(budget, costs)
         matrix, notes = work.curvature(measured, seed)
         prediction, differing = work.predictions(measured, matrix, subsets, seed)
-        spent = {**work.spent(held, shape, measured, fit_steps), "seconds": time.monotonic() - begun}
+        spent = {**work.spent(fitted, shape, measured, fit_steps), "seconds": time.monotonic() - begun}
         refused = tried.refused
     problem, other = Problem(prediction, costs), Problem(differing, costs)
     found = solve(budget, problem, other)
