@@ -123,7 +123,8 @@ def _print(found: Planned, console: Console) -> None:
     for title, headings, rows in tables(found):
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
         for place, heading in enumerate(headings):
-            table.add_column(heading, no_wrap=place == 0, justify="left" if place < 2 else "right")
+            whole = max((len(row[place]) for row in rows), default=0) if place != 1 else 0  # numbers are never cut short
+            table.add_column(heading, no_wrap=place == 0, min_width=whole, justify="left" if place < 2 else "right")
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from segue.planning.candidates import KEEP, Option
@@ -63,7 +64,7 @@ def _refusals(found: Planned) -> list[str]:
 
 def _sites(found: Planned) -> Table:
     turn = {option[0]: i for i, option in enumerate(found.order, start=1)}
-    headings = ["site", "operator", "turn", "ramp", "error", "KL alone", "KL added", "FLOPs saved"]
+    headings = ["site", "operator", "turn", "ramp", "KL alone", "KL added", "FLOPs"]
     rows = []
     for site, name in found.operators().items():
         if name == KEEP:
@@ -73,14 +74,18 @@ def _sites(found: Planned) -> Table:
         damages = (found.prediction.of([option]), _added(found, option))
         saved = f"{found.costs.saved(option, 'flops'):.1%}"
         ramp = _ramp(found.plan.schedule, site)
-        rows.append([site, name, str(turn[site]), ramp, f"{found.errors[option]:.3f}", *map(significant, damages), saved])
-    return "The plan", headings, rows
+        rows.append([site, name, str(turn[site]), ramp, *map(_short, damages), saved])
+    return (
+        "The plan: each site in its turn, its ramp in the course of the run, what it damages before training and saves",
+        headings,
+        rows,
+    )
 
 
 def _ramp(schedule: object, site: str) -> str:
     """Return when alpha falls at a site, as text; nothing for a schedule of the user's own."""
     own = schedule.schedules.get(site) if isinstance(schedule, PerSite) else None
-    return f"{own.points[0][0]:.0%} to {own.points[-1][0]:.0%}" if isinstance(own, Piecewise) else ""
+    return f"{own.points[0][0]:.0%}-{own.points[-1][0]:.0%}" if isinstance(own, Piecewise) else ""
 
 
 def _added(found: Planned, option: Option) -> float:
@@ -91,21 +96,21 @@ def _added(found: Planned, option: Option) -> float:
 
 def _frontier(found: Planned) -> Table:
     metrics = list(found.costs.total)
-    headings = ["sites", *(NAMES[name] for name in metrics), "KL", "in nine of ten", "differing"]
+    headings = ["sites", *(NAMES[name] for name in metrics), "KL", "at most", "differing"]
     rows = [[str(len(point.subset)), *_point(point, metrics)] for point in found.frontier]
-    return "What can be saved of the model, and the least damage for it", headings, rows
+    return "What can be saved of the model, and the least damage for it (at most: in nine cases of ten)", headings, rows
 
 
 def _point(point: Choice, metrics: Sequence[str]) -> list[str]:
-    between = f"{significant(point.interval[0])} to {significant(point.interval[1])}"
-    return [*(f"{point.saved[name]:.1%}" for name in metrics), significant(point.kl), between, f"{point.differing:.1%}"]
+    saved = [f"{point.saved[name]:.1%}" for name in metrics]
+    return [*saved, _short(point.kl), _short(point.interval[1]), f"{point.differing:.1%}"]
 
 
 def _options(found: Planned) -> Table:
     options = set(found.prediction.options)
 
     def cell(option: Option) -> str:
-        return f"{significant(found.prediction.of([option]))} ({found.errors[option]:.2f})" if option in options else "-"
+        return f"{_short(found.prediction.of([option]))} ({found.errors[option]:.2f})" if option in options else "-"
 
     rows = [[site.name, *(cell((site.name, name)) for name in found.students)] for site in found.sites]
     return "Each candidate alone: KL (relative error of its output)", ["site", *found.students], rows
@@ -113,18 +118,17 @@ def _options(found: Planned) -> Table:
 
 def _costs(found: Planned) -> Table:
     """Return what a site costs on average, with its original and with each candidate."""
-    metrics, costs = list(found.costs.total), found.costs
+    costs = found.costs
     rows = []
-    for name in found.students:
-        options = [option for option in found.prediction.options if option[1] == name]
-        row = [name]
-        for metric in metrics:
+    for metric in costs.total:
+        row = [NAMES[metric]]
+        for name in found.students:
+            options = [option for option in found.prediction.options if option[1] == name]
             before = sum(costs.teachers[site][metric] for site, _ in options) / len(options)
             after = sum(costs.students[option][metric] for option in options) / len(options)
             row.append(f"{_amount(metric, before)} -> {_amount(metric, after)}")
         rows.append(row)
-    title = f"Cost of a site, original -> candidate, mean over its sites ({costs.shape})"
-    return title, ["candidate", *(NAMES[name] for name in metrics)], rows
+    return f"Cost of a site, original -> candidate, mean over its sites ({costs.shape})", ["", *found.students], rows
 
 
 def _pairs(found: Planned) -> list[Table]:
@@ -133,6 +137,11 @@ def _pairs(found: Planned) -> list[Table]:
     strong = sorted((each for each in flat if each[0] > 0), reverse=True)[:STRONG]
     rows = [[" ".join(options[i]), " ".join(options[j]), f"{float(pairs[i, j]):+.3g}"] for _, i, j in strong]
     return [("The strongest pairs: KL beyond the sum of both", ["first", "second", "KL"], rows)] if rows else []
+
+
+def _short(value: float) -> str:
+    """Format a number for a narrow column; an interval without an end has no number."""
+    return f"{value:.2g}" if math.isfinite(value) else "?"
 
 
 def _amount(metric: str, value: float) -> str:
