@@ -82,10 +82,9 @@ def minilm(
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer, found = AutoTokenizer.from_pretrained(model), Tsv(train=data, test=test)()
-    texts, answers = {}, {}
-    for name, part in (("train", found.train), ("test", found.test)):
-        texts[name] = tokenizer(list(part.inputs), padding="max_length", truncation=True, max_length=48, return_tensors="pt")
-        answers[name] = part.labels
+    how = {"padding": "max_length", "truncation": True, "max_length": 48, "return_tensors": "pt"}
+    texts = {"train": tokenizer(found.train_texts, **how), "test": tokenizer(found.test_texts, **how)}
+    answers = {"train": found.train_labels, "test": found.test_labels}
 
     def made(name: str, chosen: Tensor) -> Batch:
         return {**{key: x[chosen] for key, x in texts[name].items()}, "labels": answers[name][chosen]}
