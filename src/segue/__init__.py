@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 from segue.core.torchvision_cpu import prepare_for_torchvision
 
 if TYPE_CHECKING:
-    from segue import diagnostics, errors, gates, losses, methods, phases, schedules, similarity, students
+    from segue import diagnostics, errors, gates, losses, methods, phases, planning, schedules, similarity, students
     from segue.checkpoint import load_, save
     from segue.convert.pretrained import from_pretrained
     from segue.core.handover import Handover, replace_
     from segue.diagnostics.costs import cost
     from segue.errors import SegueError, SegueWarning
     from segue.plan import Plan
+    from segue.planning.planner import plan_replacement
     from segue.sites import Site, Span, select
     from segue.training.early_stopping import EarlyStopping
     from segue.training.ema import Ema
@@ -47,6 +48,8 @@ __all__ = [
     "losses",
     "methods",
     "phases",
+    "plan_replacement",
+    "planning",
     "replace_",
     "save",
     "schedules",
@@ -73,6 +76,7 @@ _MODULE_OF = {
     "fit_locally": "training.fit_locally",
     "from_pretrained": "convert.pretrained",
     "load_": "checkpoint",
+    "plan_replacement": "planning.planner",
     "replace_": "core.handover",
     "save": "checkpoint",
     "select": "sites",

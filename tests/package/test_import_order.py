@@ -26,6 +26,7 @@ ORDER = (
     "training",
     "reporting",
     "diagnostics",
+    "planning",
     "integrations",
     "data",
     "convert",

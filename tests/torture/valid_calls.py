@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import segue
-from segue import gates, losses, methods, phases, schedules, students
+from segue import gates, losses, methods, phases, planning, schedules, students
 from segue.data import Digits
 from segue.lab import presets, variants
 from segue.lab.experiment import Experiment
@@ -126,6 +126,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.Handover.weighted": lambda _: {"self": handover(), "task_loss": torch.ones(())},
     "segue.Handover.finalize_": lambda _: {"self": handover(), "force": True},
     "segue.Handover.raise_alpha": lambda _: {"self": handover(), "alphas": {"blocks.1.attn": 0.5}, "over": 2},
+    "segue.Handover.reschedule": lambda _: {"self": handover(), "schedule": schedules.Linear()},
     "segue.Handover.verify": lambda _: {"self": handover(), "args": (INPUTS,)},
     "segue.fit": lambda folder: {
         "model": Net(),
@@ -193,6 +194,29 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.similarity.measure": pair,
     "segue.similarity.cosine": pair,
     "segue.similarity.squared_error": pair,
+    "segue.planning.Frontier": of(saves="flops", choose=0.5),
+    "segue.planning.Quality": of(kl=0.1),
+    "segue.planning.Saving": of(flops=0.3),
+    "segue.planning.plan_replacement": lambda folder: {
+        "model": Net(),
+        "batches": [INPUTS],
+        "candidates": [students.Drop(returns="zeros")],
+        "budget": planning.Saving(parameters=1e-3),
+        "sites": "blocks.*.mlp",
+        "fit_steps": 1,
+        "lr": 1e-3,
+        "closed_form": False,
+        "subsets": 8,
+        "measure_on": 1,
+        "recall": 0.0,
+        "augmented": 0.0,
+        "cost_batch": INPUTS,
+        "folder": folder / "planned",
+        "settings": {"release": True},
+        "seed": 0,
+        "progress": None,
+    },
+    "segue.planning.replan": lambda _: {"handover": handover(), "batches": [INPUTS], "window": 0.5},
     "segue.similarity.relative_error": pair,
     "segue.similarity.gram_error": pair,
     "segue.similarity.linear_cka": pair,
@@ -202,6 +226,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.students.Adapter": of(inside=4),
     "segue.students.AttentionSpec": of(heads=1, head_size=8, query=SPEC.query, key=SPEC.key, value=SPEC.value),
     "segue.students.FlaLayer": of(name="GatedDeltaNet"),
+    "segue.students.Drop": of(returns="zeros"),
     "segue.students.Fourier": of(),
     "segue.students.GatedDeltaNet": of(decay=False),
     "segue.students.GatedLinear": of(feature_map="elu"),
@@ -215,6 +240,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.students.Net2Net": of(noise=0.01),
     "segue.students.Nystrom": of(landmarks=2),
     "segue.students.OneLayer": of(which=0),
+    "segue.students.PerSite": of(students={"**": students.Reinit()}),
     "segue.students.Performer": of(features=8),
     "segue.students.Projection": of(weight=torch.ones(2, 2), bias=None),
     "segue.students.RmsNorm": of(),
@@ -314,6 +340,8 @@ NOT_CALLED_BY_USERS = {
     r"segue\.(training\.fit\.Fit|core\.verify\.\w+|core\.calibrate\.Fitted)(\..*)?": RESULT,
     r"segue\.(lab\.grid\.Outcome|similarity\.Similarity)": RESULT,
     r"segue\.core\.local_fit\.Features(\.(loss|observe))?": "made by handover.features(), and used by segue.fit",
+    r"segue\.planning\.(Choice|Planned|Replanned)(\..*)?": RESULT,
+    r"segue\.students\.PerSite\.of": CONTRACT,
     r"segue\.reporting\.records\.(Result|RunInfo|TrainInfo|Point)": RESULT,
     r"segue\.data\.(Examples|Dataset|TextDataset)": RESULT,
     r"segue\.Handover": "made by replace_",
@@ -395,6 +423,8 @@ USES: dict[str, Callable[[Any, Path], None]] = {
     **{f"segue.students.{name}": _mlp for name in ("GatedMlp", "LowRankMlp", "NarrowMlp", "WideMlp")},
     "segue.students.ActivationSwap": _in_a_plan("student", sites="blocks.*.mlp.1", train="all"),
     "segue.students.RmsNorm": _in_a_plan("student", sites="blocks.*.norm"),
+    "segue.students.Drop": _in_a_plan("student", train="all"),
+    "segue.students.PerSite": _in_a_plan("student"),
     "segue.students.OneLayer": _in_a_plan("student", sites=segue.Span("blocks", every=3)),
     "segue.students.Adapter": _in_a_plan("adapter", sites="head", student=lambda teacher, site: nn.Linear(4, 4)),
     "segue.students.LeastSquares": lambda made, _: handover(student=students.Softmax()).calibrate([INPUTS], made) and None,

@@ -20,7 +20,7 @@ from rich.text import Text
 import segue
 from segue.cli.arguments import call_with, experiment_file, name_values, neighbours
 from segue.cli.terminal import PlainConsole
-from segue.convert.options import Conversion, EvalSettings
+from segue.convert.options import Conversion, EvalSettings, PlanSettings
 from segue.convert.options import options as options_of
 from segue.errors import ConfigError, SegueError, printable
 
@@ -195,6 +195,23 @@ def eval_(
     for sentence in sentences(results):
         _say(f"- {sentence}")
     console.print(str(place / "index.html"), soft_wrap=True)
+
+
+@app.command()
+@with_settings(PlanSettings)
+def plan(
+    settings: PlanSettings,
+    out: Annotated[Path, typer.Option(help="Folder of the plan; an interrupted one resumes there.")],
+    json: Annotated[bool, typer.Option("--json", help="Print the plan and its numbers as JSON.")] = False,
+) -> None:
+    """Choose which modules to replace, by what and in what order: what each choice saves and damages, before any training.
+
+    `segue plan MODEL --sites 'model.layers.*.self_attn' --candidates 'LinearAttention; SlidingWindow(window=64)' --data FILE
+    --save cache_bytes=0.5 --out DIR`, then `segue convert MODEL --plan DIR/plan.json --data FILE --out DIR2`
+    """
+    from segue.cli.plan import show
+
+    show(settings, out, console, as_json=json)
 
 
 @app.command()

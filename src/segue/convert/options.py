@@ -177,3 +177,57 @@ def _refused(settings: Any, name: str, wanted: str, option: Option) -> ConfigErr
     default = getattr(type(settings), name, None)
     hint = "choose another value." if default is None else f"the default is {default!r}."
     return ConfigError(f"{name} must be {wanted}, got {getattr(settings, name)!r}.", f"{name}: {option.help}", hint)
+
+
+def parts(text: str | None) -> tuple[str, ...] | None:
+    """Parse texts that are separated by semicolons.
+
+    >>> parts("LinearAttention; WindowedLinear(window=64)")
+    ('LinearAttention', 'WindowedLinear(window=64)')
+    """
+    return None if text is None else tuple(part.strip() for part in text.split(";") if part.strip())
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """Everything that `segue plan` depends on."""
+
+    model: Annotated[str, Option(help="Hugging Face id or folder, GGUF file, or timm:NAME.", argument=True)]
+    sites: Annotated[
+        tuple[str, ...], Option(help="Patterns of the modules that may be replaced, separated by semicolons.", parse=parts)
+    ]
+    candidates: Annotated[
+        tuple[str, ...],
+        Option(help="Students that may replace them, such as 'LinearAttention; WindowedLinear(window=64)'.", parse=parts),
+    ]
+    data: Annotated[str, Option(help="Text file, folder of text files, folder of images by class, or id of `datasets`.")]
+    save: Annotated[str | None, Option(help="Least savings of the complete model, such as 'flops=0.2, cache_bytes=0.5'.")] = (
+        None
+    )
+    kl: Annotated[float | None, Option(help="Largest KL divergence from the original, before training.", min=0)] = None
+    differing: Annotated[
+        float | None, Option(help="Largest fraction of first choices that differ from the original's.", min=0, max=1)
+    ] = None
+    saves: Annotated[
+        Literal["flops", "parameters", "cache_bytes", "prefill", "decode", "train"],
+        Option(help="Metric to save, where no least savings are given."),
+    ] = "flops"
+    batches: Annotated[int, Option(help="Number of batches: two to measure on, the others for the local fit.", min=1)] = 6
+    batch: Annotated[int, Option(help="Number of examples in a batch.", min=1)] = 8
+    tokens: Annotated[int, Option(help="Number of tokens in a piece of text.", min=2)] = 128
+    cost_batch: Annotated[int, Option(help="Number of examples in a batch whose costs are measured.", min=1)] = 1
+    cost_tokens: Annotated[
+        int | None, Option(help="Number of tokens whose costs are measured; by default --tokens.", min=2)
+    ] = None
+    fit_steps: Annotated[int, Option(help="Number of steps of the local fit of every candidate.", min=1)] = 32
+    subsets: Annotated[int, Option(help="Number of random subsets whose damage is measured.", min=8)] = 48
+    recall: Annotated[float, Option(help="Weight of retrieval beside the text, for causal models.", min=0)] = 0.0
+    augmented: Annotated[float, Option(help="Weight of augmented images beside the plain ones.", min=0)] = 0.0
+    seed: Annotated[int, Option(help="Seed of new weights and of the subsets.")] = 0
+    text: Annotated[str | None, Option(help="Name of the text column.")] = None
+    label: Annotated[str | None, Option(help="Name of the label column.")] = None
+    download: Annotated[bool, Option(help="Allow the download of the model and of a dataset.")] = False
+
+    def __post_init__(self) -> None:
+        _check(self)

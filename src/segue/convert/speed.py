@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from segue.diagnostics.counting import PeakBytes
+from segue.diagnostics.counting import PeakBytes, cache_bytes
 
 STEPS = 12  # timed tokens, or passes, of each model
 
@@ -99,20 +99,6 @@ class _Decoder:
         output = self.model(input_ids=self.token, past_key_values=self.cache, use_cache=True)
         self.token = output.logits[:, -1:].argmax(-1)
         _wait(self.model)
-
-
-def cache_bytes(cache: Any) -> int:
-    """Return the bytes that the layers of a Hugging Face cache hold, each storage once."""
-    storages = [x.untyped_storage() for layer in cache.layers for x in _tensors(vars(layer).values())]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
 
 
 def _ids(model: Any, length: int) -> Tensor:

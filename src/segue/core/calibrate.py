@@ -34,10 +34,14 @@ class Fitted:
 
 
 def calibrate(
-    handover: Handover, batches: Iterable[Any], method: Calibration, mask: Callable[[Any], Tensor | None]
+    handover: Handover,
+    batches: Iterable[Any],
+    method: Calibration,
+    mask: Callable[[Any], Tensor | None],
+    sites: Iterable[str] | None = None,
 ) -> dict[str, Fitted]:
-    """Fit every student on the stream that the method chooses; a failure leaves all of them as they were."""
-    seams = handover.seams
+    """Fit all students, or those of some sites, on the stream that the method chooses; a failure leaves them as they were."""
+    seams = {name: handover.seams[name] for name in (handover.seams if sites is None else sites)}
     observers = {name: method.observer(seam.require_teacher(), seam.student, seam.site) for name, seam in seams.items()}
     passes = [list(observers)] if method.stream == "teacher" else [[name] for name in observers]
     given = batches if len(passes) == 1 else list(batches)

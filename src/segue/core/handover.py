@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -36,7 +37,7 @@ from segue.core.verify import OptimizerWatch, Verification, verify
 from segue.errors import HandoverError
 from segue.phases import Kind, Phase, at, grouped_by_kind, schedules_of
 from segue.plan import Plan, encode
-from segue.schedules import refuse_unmatched
+from segue.schedules import Schedule, is_adaptive, refuse_unmatched
 from segue.similarity import Similarity
 from segue.sites import select
 from segue.students.calibration import Calibration
@@ -196,6 +197,22 @@ class Handover(Copied):
         raised = self.raised | raised_at(self.steps_done, alphas, self.raised, min(over, steps_left // 2), list(self.seams))
         self._follow(self._state_at(self.steps_done, self._total_steps, raised))
         self.raised = raised
+
+    @checked
+    def reschedule(self, schedule: Schedule) -> None:
+        """Follow another schedule from this step on: it becomes that of the plan, which checkpoints hold."""
+        self.require_running("reschedule()")
+        if self.plan.phases or self.closed_loop.sites or is_adaptive(schedule):
+            raise HandoverError(
+                "reschedule() needs schedules that measure nothing, and no phases.",
+                f"The plan has {'phases' if self.plan.phases else 'an adaptive schedule, or the new one is adaptive'}.",
+                "give the complete course in the plan. Nothing was changed.",
+            )
+        refuse_unmatched(schedule, self.sites)
+        plan = dataclasses.replace(self.plan, schedule=schedule)
+        state = step_state(plan, self.sites, self.steps_done, self._total_steps, self.closed_loop.alphas, self.raised)
+        self._follow(state)
+        self.plan = plan
 
     def resume_at(self, step: int, total_steps: int | None = None, raised: Mapping[str, Raised] | None = None) -> None:
         """Set the handover to a step of an earlier process, whose forwards have compared the two sides."""

@@ -192,6 +192,20 @@ class PeakBytes(TorchDispatchMode):
         self.now -= size
 
 
+def cache_bytes(cache: Any) -> int:
+    """Return the bytes that the layers of a Hugging Face cache hold, each storage once."""
+    storages = [x.untyped_storage() for layer in cache.layers for x in _inside(vars(layer).values())]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def _inside(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _inside(value.values())
+
+
 class StepCost(NamedTuple):
     """The cost of one step."""
 

@@ -36,12 +36,14 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the f
     from segue.students.attention.mixers.softmax import *
     from segue.students.attention.mixers.windowed_linear import *
     from segue.students.closed_form import *
+    from segue.students.drop import *
     from segue.students.initialisation import *
     from segue.students.layers import *
     from segue.students.least_squares import *
     from segue.students.low_rank import *
     from segue.students.mlp import *
     from segue.students.norms import *
+    from segue.students.per_site import *
 
     def __getattr__(name: str) -> Any: ...
 

@@ -1,0 +1,132 @@
+"""`segue plan`: which sites of a model to replace, by what, in what order; tables in the terminal, files in a folder."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from segue.cli.arguments import name_values
+from segue.convert.data import load, require_positions
+from segue.convert.options import Conversion, PlanSettings
+from segue.convert.parse_student import student
+from segue.convert.pretrained import open_base
+from segue.data.augment import normalise
+from segue.data.files import optional
+from segue.data.hub import ImageFolder
+from segue.errors import ConfigError, nearest
+from segue.planning import Frontier, Planned, Quality, Saving, plan_replacement
+from segue.planning.costs import METRICS
+from segue.planning.report import sentences, tables
+from segue.planning.solving import Budget
+
+
+def show(settings: PlanSettings, out: Path, console: Console, *, as_json: bool) -> None:
+    """Plan, print the tables or the JSON, and write plan.json, planned.json and the figures."""
+    budget = budget_of(settings)
+    candidates = [student(text) for text in settings.candidates]
+    model, batches, example, random = _loaded(settings)
+    found = plan_replacement(
+        model,
+        batches,
+        candidates,
+        budget,
+        sites=list(settings.sites),
+        fit_steps=settings.fit_steps,
+        subsets=settings.subsets,
+        recall=settings.recall,
+        augmented=settings.augmented,
+        cost_batch=example,
+        folder=out / "measurements",
+        seed=settings.seed,
+    )
+    path = found.save(out)
+    drawn = found.draw(out)
+    if as_json:
+        console.print(json.dumps(found.to_dict()), soft_wrap=True, highlight=False)
+        return
+    _print(found, console)
+    if random:
+        console.print(f"{settings.model} has random weights here: allow its pretrained ones with --download.", soft_wrap=True)
+    console.print(f"\n{path}\n{', '.join(each.name for each in drawn)} are beside it.", soft_wrap=True)
+    if not random and not settings.model.startswith("timm:"):
+        console.print(f"Next: segue convert {settings.model} --plan {path} --data {settings.data} --out DIR", soft_wrap=True)
+
+
+def budget_of(settings: PlanSettings) -> Budget:
+    """Return the budget that the options say; two are refused."""
+    given = {name: value for name in ("save", "kl", "differing") if (value := getattr(settings, name)) is not None}
+    if len(given) > 1:
+        raise ConfigError(
+            "a plan has one budget.", f"Given are --{' and --'.join(given)}.", "give one of them, or none for the frontier."
+        )
+    if settings.save is None:
+        return Quality(**given, saves=settings.saves) if given else Frontier(saves=settings.saves)
+    wanted = name_values([part.strip() for part in settings.save.split(",")])
+    for name in wanted:
+        if name not in METRICS:
+            raise ConfigError(f"{name!r} cannot be saved.", nearest(name, list(METRICS)), f"known are {', '.join(METRICS)}.")
+    return Saving(**wanted)
+
+
+def _loaded(settings: PlanSettings) -> tuple[nn.Module, list[Any], Any, bool]:
+    """Return the model, batches, a batch whose costs are measured, and whether the weights are random."""
+    if settings.model.startswith("timm:"):
+        return _timm(settings)
+    base = open_base(settings.model, download=settings.download)
+    names = ("model", "data", "batch", "tokens", "seed", "text", "label", "download")
+    known = {name: getattr(settings, name) for name in names}
+    data = load(base, Conversion(sites=settings.sites[0], student=settings.candidates[0], steps=1, **known))
+    batches = [_inputs(batch) for batch in islice(data.train, settings.batches)]
+    if base.reads_images:
+        return base.model, batches, {name: x[: settings.cost_batch] for name, x in batches[0].items()}, False
+    tokens = settings.cost_tokens or settings.tokens
+    require_positions(base, tokens)
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = int(base.model.config.vocab_size)  # type: ignore[arg-type, union-attr]
+    example = {"input_ids": torch.randint(vocabulary, (settings.cost_batch, tokens), generator=generator)}
+    return base.model, batches, example, False
+
+
+def _inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x for name, x in batch.items() if name not in ("labels", "targets")}
+
+
+def _timm(settings: PlanSettings) -> tuple[nn.Module, list[Any], Any, bool]:
+    """Build a model of timm, and images in its size."""
+    name = settings.model.removeprefix("timm:")
+    timm = optional("timm", "timm", f"the model {name!r} cannot be built.")
+    if not timm.is_model(name):
+        raise ConfigError(f"timm has no model {name!r}.", nearest(name, timm.list_models()), "timm.list_models() lists them.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = timm.create_model(name, pretrained=settings.download).eval()
+    known = model.pretrained_cfg
+    pixels = ImageFolder(folder=settings.data, size=known["input_size"][-1])().train.inputs
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(settings.seed))
+    count = min(settings.batches, max(1, len(order) // settings.batch))
+    batches = [
+        normalise(pixels[order[i * settings.batch : (i + 1) * settings.batch]], tuple(known["mean"]), tuple(known["std"]))
+        for i in range(count)
+    ]
+    return model, batches, batches[0][: settings.cost_batch], not settings.download
+
+
+def _print(found: Planned, console: Console) -> None:
+    for title, headings, rows in tables(found):
+        table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+        for place, heading in enumerate(headings):
+            whole = max((len(row[place]) for row in rows), default=0) if place != 1 else 0  # numbers are never cut short
+            table.add_column(heading, no_wrap=place == 0, min_width=whole, justify="left" if place < 2 else "right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for sentence in sentences(found):
+        console.print(f"- {sentence}", soft_wrap=True, highlight=False)

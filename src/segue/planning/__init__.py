@@ -1,0 +1,8 @@
+"""Planning: which sites, which operator, in what order and how slowly."""
+
+from segue.planning.planned import Choice, Planned
+from segue.planning.planner import plan_replacement
+from segue.planning.replanning import Replanned, replan
+from segue.planning.solving import Frontier, Quality, Saving
+
+__all__ = ["Choice", "Frontier", "Planned", "Quality", "Replanned", "Saving", "plan_replacement", "replan"]

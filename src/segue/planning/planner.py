@@ -1,0 +1,272 @@
+"""plan_replacement(): which sites, which operator, in what order and how slowly, from a few batches without labels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segue.border import NotNegative, PositiveFloat, PositiveInt, Seed, checked
+from segue.checkpoint.lock import locked
+from segue.core import randomness
+from segue.core.blending import call_arguments, tensors
+from segue.core.tensor_files import fingerprint
+from segue.diagnostics.counting import flops
+from segue.plan import encode
+from segue.planning import damage, signals
+from segue.planning.candidates import Candidates, Option, candidates_on, named
+from segue.planning.costs import CostTable, measure_costs
+from segue.planning.fitting import fit_candidates
+from segue.planning.journal import Journal
+from segue.planning.planned import Choice, Planned, made_plan
+from segue.planning.prediction import Prediction, corrected, uncorrected
+from segue.planning.signals import Signal
+from segue.planning.solving import (
+    FRONTIER_SECONDS,
+    Budget,
+    Frontier,
+    Problem,
+    Saving,
+    Solution,
+    most_possible,
+    require_metrics,
+    solve,
+)
+from segue.sites import Selector, select
+from segue.students import StudentFactory
+from segue.training.progress import Progress
+from segue.training.recipe import Recipe
+
+LEAST_SUBSETS = 8  # fewer correct nothing
+
+
+@checked
+def plan_replacement(
+    model: nn.Module,
+    batches: Iterable[Any],
+    candidates: Mapping[str, StudentFactory] | Sequence[StudentFactory] | StudentFactory,
+    budget: Budget | None = None,
+    *,
+    sites: Selector,
+    fit_steps: PositiveInt = 32,
+    lr: PositiveFloat = 1e-3,
+    closed_form: bool = False,
+    subsets: int = 48,
+    measure_on: PositiveInt = 2,
+    recall: NotNegative = 0.0,
+    augmented: NotNegative = 0.0,
+    cost_batch: Any = None,
+    folder: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seed: Seed = 0,
+    progress: str | None = "planning",
+) -> Planned:
+    """Choose which sites to replace, by which candidate, in what order and how slowly; the model is not changed.
+
+    `batches` are a few, without labels, as the model is called. Keeping the original is always possible. Without a budget the
+    frontier is found. Students start as their factories make them; `closed_form` calibrates them first, where the tokens
+    are enough for it. Damage is measured on the first batches, `measure_on` of them, and the
+    students are fitted on the others, if there are any. `recall` is the weight of retrieval beside the batches, for causal
+    models, `augmented` that of augmented images. Costs are those of `cost_batch`, by default the first batch. `settings` are
+    further ones of the `Plan`. In a `folder` an interrupted plan resumes.
+    """
+    begun = time.monotonic()
+    factories = named(candidates)
+    budget = Frontier() if budget is None else budget
+    every = list(signals.on_batches(batches).batches)
+    held, fitted = every[:measure_on], every[measure_on:] or every
+    measured = [signals.on_batches(held)]
+    measured += [signals.recall(model, weight=recall, seed=seed)] if recall else []
+    measured += [signals.augmented(held, weight=augmented, seed=seed)] if augmented else []
+    recipe = Recipe(steps=fit_steps, lr=lr, weight_decay=0.0, warmup=0.1)
+    shape = cost_batch if cost_batch is not None else held[0]
+    place = None if folder is None else Path(folder)
+    with ExitStack() as stack:
+        stack.enter_context(randomness.kept())
+        if place is not None:
+            stack.enter_context(locked(place))
+        tried = stack.enter_context(candidates_on(model, sites, factories, held[0], seed))
+        damage.original_logits(tried, held[0])
+        known = [recipe, closed_form, subsets, measure_on, seed, [s.weight for s in measured]]
+        journal = Journal(place, _key(every, shape, tried, factories, known))
+        work = _Work(tried, journal, stack.enter_context(closing(Progress(progress, _amount(recipe, measured)))))
+        errors = fit_candidates(tried, fitted, recipe, journal, closed_form=closed_form, shown=work.shown)
+        work.done = fit_steps
+        costs = work.costs(shape)
+        require_metrics(budget, costs)
+        matrix, notes = work.curvature(measured, seed)
+        prediction, differing = work.predictions(measured, matrix, subsets, seed)
+        spent = {**work.spent(fitted, shape, measured, fit_steps), "seconds": time.monotonic() - begun}
+        refused = tried.refused
+    problem, other = Problem(prediction, costs), Problem(differing, costs)
+    found = solve(budget, problem, other)
+    places = tuple(select(model, sites))
+    given = dict(settings or {})
+    return Planned(
+        plan=made_plan(places, factories, prediction, errors, costs, found.subset, given),
+        choice=_choice(found, prediction, differing, costs),
+        frontier=tuple(_frontier(problem, differing, _metric(budget))),
+        sites=places,
+        students=factories,
+        settings=given,
+        errors=errors,
+        matrix=matrix,
+        prediction=prediction,
+        differing=differing,
+        costs=costs,
+        refused=refused,
+        notes=tuple(notes),
+        spent=spent,
+    )
+
+
+class _Work:
+    """The measurements of a plan, each of which is in the journal before the next begins."""
+
+    def __init__(self, candidates: Candidates, journal: Journal, shown: Progress) -> None:
+        self.candidates, self.journal, self.shown = candidates, journal, shown
+        self.done = 0
+
+    def _moved(self, text: str) -> None:
+        self.done += 1
+        self.shown(min(self.done, self.shown.total), text)
+
+    def costs(self, batch: Any) -> CostTable:
+        """Measure the costs, once: a resumed plan keeps those of its first process."""
+        if "costs" not in self.journal:
+            self.journal.write("costs", measure_costs(self.candidates, batch).to_dict())
+        self._moved("costs")
+        return CostTable.from_dict(self.journal["costs"])
+
+    def curvature(self, measured: Sequence[Signal], seed: int) -> tuple[Tensor, list[str]]:
+        """Return H over all signals, by forward-mode products or, where there are none, by single and pair swaps."""
+        total = torch.zeros(len(self.candidates.options), len(self.candidates.options), dtype=torch.float64)
+        for signal in measured:
+            for i, (batch, mask) in enumerate(zip(signal.batches, signal.masks, strict=True)):
+                name = f"curvature/{signal.name}/{i}"
+                if name not in self.journal:
+                    try:
+                        found: Any = damage.curvature(self.candidates, batch, mask, seed).tolist()
+                    except torch.OutOfMemoryError:
+                        raise
+                    except (NotImplementedError, RuntimeError) as error:
+                        found = str(error).strip().splitlines()[0]
+                    self.journal.write(name, found)
+                if isinstance(self.journal[name], str):
+                    return self._by_swaps(measured), [
+                        "Interactions are measured by single and pair swaps: an operator of the model has no forward-mode "
+                        f"derivative ({self.journal[name]})."
+                    ]
+                total += signal.weight / len(signal.batches) * torch.tensor(self.journal[name], dtype=torch.float64)
+                self._moved("curvature")
+        return total, []
+
+    def _by_swaps(self, measured: Sequence[Signal]) -> Tensor:
+        """Measure all single and pair swaps on the first batch of each signal."""
+        options = self.candidates.options
+        swaps: list[tuple[Option, ...]] = [(option,) for option in options] + [*damage.pairs_of(options)]
+        total: dict[tuple[Option, ...], float] = dict.fromkeys(swaps, 0.0)
+        for signal in measured:
+            for swap, found in zip(swaps, self._divergences(f"swaps/{signal.name}", signal, 0, swaps), strict=True):
+                total[swap] += signal.weight * found[0] / found[2]
+        return damage.from_swaps(options, total)
+
+    def _divergences(
+        self, name: str, signal: Signal, place: int, subsets: Sequence[Sequence[Option]]
+    ) -> list[tuple[float, float, int]]:
+        if name not in self.journal:
+            batch, mask = signal.batches[place], signal.masks[place]
+            self.journal.write(name, damage.divergences(self.candidates, batch, mask, subsets))
+        found: list[tuple[float, float, int]] = self.journal[name]
+        return found
+
+    def predictions(self, measured: Sequence[Signal], matrix: Tensor, count: int, seed: int) -> tuple[Prediction, Prediction]:
+        """Measure random subsets, and correct the quadratic form by them: for the divergence, and for differing choices."""
+        options = self.candidates.options
+        drawn = damage.random_subsets(options, count, seed)
+        kl, differing = [0.0] * len(drawn), [0.0] * len(drawn)
+        whole = sum(signal.weight for signal in measured)
+        for signal in measured:
+            sums = torch.zeros(len(drawn), 3, dtype=torch.float64)
+            for i in range(len(signal.batches)):
+                sums += torch.tensor(self._divergences(f"subsets/{signal.name}/{i}", signal, i, drawn), dtype=torch.float64)
+                self._moved("subsets")
+            kl = [a + signal.weight * float(b) for a, b in zip(kl, sums[:, 0] / sums[:, 2], strict=True)]
+            differing = [a + signal.weight / whole * float(b) for a, b in zip(differing, sums[:, 1] / sums[:, 2], strict=True)]
+        if len(drawn) < LEAST_SUBSETS:
+            return uncorrected(options, matrix), uncorrected(options, matrix)
+        return corrected(options, matrix, drawn, kl), corrected(options, matrix, drawn, differing)
+
+    def spent(self, held: Sequence[Any], shape: Any, measured: Sequence[Signal], fit_steps: int) -> dict[str, float]:
+        """Count what the planning takes: inputs that pass the model, and operations; one forward is counted for all."""
+        fitted = fit_steps * sum(map(_inputs, held)) / len(held)
+        inputs = passes = 0.0
+        for signal in measured:
+            for i, batch in enumerate(signal.batches):
+                swaps = self.journal.get(f"swaps/{signal.name}") if i == 0 else None
+                forwards = 1 + len(self.journal.get(f"subsets/{signal.name}/{i}") or ()) + len(swaps or ())
+                curved = isinstance(self.journal.get(f"curvature/{signal.name}/{i}"), list)
+                products = len(self.candidates.options) if curved else 0
+                inputs += (forwards + products) * _inputs(batch)
+                passes += (forwards + 2 * products) * _inputs(batch)  # a value and its derivative
+        with self.candidates.showing(()) as model:
+            args, kwargs = call_arguments(held[0])
+            one = flops(lambda: model(*args, **kwargs)) / _inputs(held[0])
+        students = sum(cost["flops"] for cost in self.journal["costs"]["students"]) / _inputs(shape)
+        return {"inputs": inputs + fitted, "flops": passes * one + fitted * (one + 3 * students)}
+
+
+def _inputs(batch: Any) -> int:
+    """Count tokens, or examples where there are none."""
+    found = list(tensors(batch))
+    ids = next((x for x in found if not x.is_floating_point()), None)
+    return ids.numel() if ids is not None else len(found[0])
+
+
+def _amount(recipe: Recipe, measured: Sequence[Signal]) -> int:
+    return recipe.total_steps(None) + 1 + 2 * sum(len(signal.batches) for signal in measured)
+
+
+def _key(held: Sequence[Any], shape: Any, candidates: Candidates, factories: Mapping[str, Any], known: Sequence[Any]) -> str:
+    """Hash everything that the measurements depend on."""
+    data = fingerprint({str(i): x for i, x in enumerate(tensors((list(held), shape)))})
+    weights = fingerprint({**candidates.handover.original_backbone()})
+    described = [repr(each) if isinstance(each, Recipe) else each for each in known]
+    parts = [
+        data,
+        weights,
+        candidates.handover.teacher_hashes,
+        {n: encode(f) for n, f in factories.items()},
+        candidates.options,
+    ]
+    return hashlib.sha256(json.dumps([*parts, *described], sort_keys=True).encode()).hexdigest()
+
+
+def _metric(budget: Budget) -> str:
+    return next(iter(budget.wanted)) if isinstance(budget, Saving) else budget.saves
+
+
+def _choice(found: Solution, prediction: Prediction, differing: Prediction, costs: CostTable) -> Choice:
+    saved = {metric: sum(costs.saved(option, metric) for option in found.subset) for metric in costs.total}
+    middle, between = prediction.of(found.subset), prediction.interval(found.subset)
+    return Choice(found.subset, middle, between, min(1.0, differing.of(found.subset)), saved, found.gap)
+
+
+def _frontier(problem: Problem, differing: Prediction, metric: str) -> Iterable[Choice]:
+    """Yield the least damage at as many levels of saving as there are sites."""
+    most, levels = most_possible(problem, metric), len(problem.sites)
+    seen: set[tuple[Option, ...]] = set()
+    for level in range(1, levels + 1):
+        wanted = {metric: most * level / levels * (1 - 1e-9)}
+        found = problem.least_damage(wanted, FRONTIER_SECONDS / levels) if most > 0 else None
+        if found is not None and found.subset and found.subset not in seen:
+            seen.add(found.subset)
+            yield _choice(found, problem.prediction, differing, problem.costs)

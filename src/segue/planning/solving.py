@@ -1,0 +1,286 @@
+"""Solving: which option at which site, under a budget; exact where there are few choices, else by scipy's milp with a bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from segue.border import Fraction, PositiveFloat, checked
+from segue.errors import MissingExtraError, PlanError
+from segue.planning.candidates import Option
+from segue.planning.costs import METRICS, CostTable, Metric
+from segue.planning.prediction import Prediction
+
+FEW = 50_000  # choices that are all tried
+SECONDS = 20.0  # for one solution by milp
+FRONTIER_SECONDS = 60.0  # for all points of a frontier together
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Lose at most so much, and save as much as that allows: one limit, and the metric to save.
+
+    `kl` is the divergence of the predictions from the original's, in nats, before training; `differing` the fraction of
+    predictions whose first choice changes, which no drop of accuracy exceeds.
+    """
+
+    kl: PositiveFloat | None = None
+    differing: Fraction | None = None
+    saves: Metric = "flops"
+
+    def __post_init__(self) -> None:
+        if (self.kl is None) == (self.differing is None):
+            raise PlanError(
+                f"Quality(kl={self.kl}, differing={self.differing}) is not a budget.",
+                "Exactly one of the two is the limit.",
+                "give Quality(kl=0.1), or Quality(differing=0.05).",
+            )
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """Save at least these fractions of the complete model, and lose as little as that allows."""
+
+    flops: Fraction | None = None
+    parameters: Fraction | None = None
+    cache_bytes: Fraction | None = None
+    prefill: Fraction | None = None
+    decode: Fraction | None = None
+    train: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        if not self.wanted:
+            raise PlanError("Saving() is not a budget.", "It has no limit.", "give for example Saving(flops=0.3).")
+
+    @property
+    def wanted(self) -> dict[str, float]:
+        return {name: value for name in METRICS if (value := getattr(self, name)) is not None}
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """Show the least damage at every level of saving, and choose the plan of one level: a fraction of the most."""
+
+    saves: Metric = "flops"
+    choose: Fraction = 0.5
+
+
+Budget = Quality | Saving | Frontier
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A choice of options, and how much better another one could be, by the same prediction."""
+
+    subset: tuple[Option, ...]
+    gap: float = 0.0  # of the objective; 0 where it is the best
+
+
+class Problem:
+    """Damage and savings as numbers: at most one option at each site."""
+
+    def __init__(self, prediction: Prediction, costs: CostTable) -> None:
+        self.options = list(prediction.options)
+        self.prediction, self.costs = prediction, costs
+        self.sites = list(dict.fromkeys(site for site, _ in self.options))
+        self.at = {site: [i for i, option in enumerate(self.options) if option[0] == site] for site in self.sites}
+        choices = math.prod(len(here) + 1 for here in self.at.values())
+        self._all = self._every() if choices <= FEW else None
+
+    def saved(self, metric: str) -> Tensor:
+        """Return what each option saves."""
+        return torch.tensor([self.costs.saved(option, metric) for option in self.options], dtype=torch.float64)
+
+    def least_damage(self, wanted: Mapping[str, float], seconds: float | None = None) -> Solution | None:
+        """Return the choice with the least damage that saves at least so much; None if there is none."""
+        limits = [(self.saved(metric), least) for metric, least in wanted.items()]
+        if self._all is not None:
+            ok = torch.ones(len(self._all), dtype=torch.bool)
+            for values, least in limits:
+                ok &= self._all @ values >= least - 1e-12
+            return self._best(torch.where(ok, -self._damages(), -math.inf))
+        return self._by_milp(None, [(-values, -least) for values, least in limits], seconds=seconds)
+
+    def most_saved(self, metric: str, most: float) -> Solution | None:
+        """Return the choice that saves most with at most so much damage."""
+        values = self.saved(metric)
+        if self._all is not None:
+            damages = self._damages()
+            within = torch.where(damages <= most, self._all @ values, -math.inf)
+            tie = 1e-12 * damages / (damages.max() + 1e-30)  # of equal savings, the least damage
+            return self._best(within - tie)
+        return self._by_milp(values, [], most)
+
+    def _every(self) -> Tensor:
+        """Return all choices as rows of 0 and 1."""
+        rows = torch.zeros(1, len(self.options), dtype=torch.float64)
+        for here in self.at.values():
+            parts = [rows]
+            for i in here:
+                chosen = rows.clone()
+                chosen[:, i] = 1.0
+                parts.append(chosen)
+            rows = torch.cat(parts)
+        return rows
+
+    def _damages(self) -> Tensor:
+        assert self._all is not None
+        p = self.prediction
+        return (self._all @ p.singles + ((self._all @ p.pairs) * self._all).sum(1)).clamp_min(0)
+
+    def _best(self, scores: Tensor) -> Solution | None:
+        assert self._all is not None
+        place = int(scores.argmax())
+        if not math.isfinite(float(scores[place])):
+            return None
+        return Solution(tuple(option for option, inside in zip(self.options, self._all[place].tolist(), strict=True) if inside))
+
+    def _by_milp(
+        self,
+        saves: Tensor | None,
+        limits: Sequence[tuple[Tensor, float]],
+        most: float | None = None,
+        seconds: float | None = None,
+    ) -> Solution | None:
+        """Linearise the products of pairs, and solve: minimise the damage, or maximise what is saved below `most`."""
+        try:
+            import numpy as np
+            from scipy import optimize, sparse
+        except ImportError:
+            raise MissingExtraError("planning needs scipy.", "It is not installed.", "pip install 'segue[lab]'") from None
+        p, count = self.prediction, len(self.options)
+        pairs = [(i, j) for i, j in product(range(count), repeat=2) if i < j and float(p.pairs[i, j]) != 0.0]
+        width = count + len(pairs)
+        damage = np.concatenate([p.singles.numpy(), [float(p.pairs[i, j]) for i, j in pairs]])
+        rows: list[tuple[dict[int, float], float]] = [(dict.fromkeys(here, 1.0), 1.0) for here in self.at.values()]
+        for place, (i, j) in enumerate(pairs, start=count):
+            if damage[place] < 0:  # the product may be at most each factor
+                rows += [({place: 1.0, i: -1.0}, 0.0), ({place: 1.0, j: -1.0}, 0.0)]
+            else:  # and at least their sum less 1
+                rows.append(({place: -1.0, i: 1.0, j: 1.0}, 1.0))
+        rows += [({i: float(v) for i, v in enumerate(values)}, limit) for values, limit in limits]
+        rows += [] if most is None else [(dict(enumerate(damage.tolist())), most)]
+        places = [(row, column, value) for row, (terms, _) in enumerate(rows) for column, value in terms.items()]
+        matrix = sparse.csr_array(
+            ([v for _, _, v in places], ([r for r, _, _ in places], [c for _, c, _ in places])), shape=(len(rows), width)
+        )
+        objective = damage if saves is None else np.concatenate([-saves.numpy(), np.zeros(len(pairs))])
+        found = optimize.milp(
+            objective,
+            integrality=np.concatenate([np.ones(count), np.zeros(len(pairs))]),
+            bounds=optimize.Bounds(0, 1),
+            constraints=optimize.LinearConstraint(matrix, ub=np.array([limit for _, limit in rows])),
+            options={"time_limit": SECONDS if seconds is None else seconds},
+        )
+        if found.status == 2:  # proved to be impossible
+            return None
+        known = [] if found.x is None else [tuple(o for o, x in zip(self.options, found.x, strict=False) if x > 0.5)]
+        guess = self._greedy(saves, limits, most)
+        known += [] if guess is None else [guess]
+        if not known:
+            return None
+        scores = [self._objective(subset, saves) for subset in known]
+        best = min(range(len(known)), key=scores.__getitem__)
+        bound = getattr(found, "mip_dual_bound", None)
+        least = -math.inf if bound is None else float(bound)
+        return Solution(
+            known[best], max(0.0, scores[best] - (max(0.0, least) if saves is None else least))
+        )  # no damage is below 0
+
+    def _objective(self, subset: Sequence[Option], saves: Tensor | None) -> float:
+        if saves is None:
+            return self.prediction.of(subset)
+        return -sum(float(saves[self.options.index(option)]) for option in subset)
+
+    def _greedy(
+        self, saves: Tensor | None, limits: Sequence[tuple[Tensor, float]], most: float | None
+    ) -> tuple[Option, ...] | None:
+        """Add, exchange or remove one option at a time while that helps: first to be possible, then to be better."""
+
+        def rank(choice: Mapping[str, int | None]) -> tuple[float, float]:
+            subset = tuple(self.options[i] for i in choice.values() if i is not None)
+            inside = [i for i in choice.values() if i is not None]
+            missing = sum(max(0.0, float(values[inside].sum()) - limit) for values, limit in limits)
+            missing += 0.0 if most is None else max(0.0, self.prediction.of(subset) - most)
+            return missing, self._objective(subset, saves)
+
+        now: dict[str, int | None] = dict.fromkeys(self.sites)
+        score = rank(now)
+        while True:
+            moves = [now | {site: other} for site, here in self.at.items() for other in (None, *here) if other != now[site]]
+            moves += [
+                now | {a: None, b: i}
+                for a, b in product(self.sites, repeat=2)
+                if a != b and now[a] is not None and now[b] is None
+                for i in self.at[b]
+            ]
+            best = min(moves, key=rank)
+            if rank(best) >= score:
+                break
+            now, score = best, rank(best)
+        return None if score[0] > 1e-12 else tuple(self.options[i] for i in now.values() if i is not None)
+
+
+def solve(budget: Budget, problem: Problem, differing: Problem) -> Solution:
+    """Return the best choice under a budget; one that cannot be met is refused."""
+    if isinstance(budget, Frontier):
+        most = most_possible(problem, budget.saves)
+        found = problem.least_damage({budget.saves: budget.choose * most}) if most > 0 else None
+        if found is None:
+            raise PlanError(
+                f"no candidate saves {budget.saves}.",
+                f"Measured on inputs of {problem.costs.shape}, each costs as much as what it replaces, or more.",
+                "give longer inputs as cost_batch, another metric, or cheaper candidates. Nothing was changed.",
+            )
+        return found
+    if isinstance(budget, Saving):
+        best = problem.least_damage(budget.wanted)
+        if best is None:
+            possible = ", ".join(f"{name} {most_possible(problem, name):.1%}" for name in budget.wanted)
+            wanted = ", ".join(f"{name} {least:.1%}" for name, least in budget.wanted.items())
+            raise PlanError(
+                f"no choice of these candidates saves {wanted}.",
+                f"The most that each can be saved is {possible} of the model.",
+                "ask for less, or give cheaper candidates. Nothing was changed.",
+            )
+        return best
+    limited = problem if budget.kl is not None else differing
+    limit = budget.kl if budget.kl is not None else budget.differing
+    assert limit is not None
+    found = limited.most_saved(budget.saves, limit)
+    if found is None or not found.subset:
+        least = min(limited.prediction.of([option]) for option in limited.options)
+        name = "a KL" if budget.kl is not None else "a fraction of differing predictions"
+        raise PlanError(
+            f"no candidate stays within {name} of {limit:g} and saves {budget.saves}.",
+            f"The least damage of a single one is {least:.3g}, before training.",
+            "allow more, or give candidates that are closer to the original. Nothing was changed.",
+        )
+    return found
+
+
+def most_possible(problem: Problem, metric: str) -> float:
+    """Return the most that can be saved: at each site by the option that saves most, if it saves anything."""
+    values = problem.saved(metric)
+    return float(sum(max(0.0, float(values[here].max())) for here in problem.at.values()))
+
+
+def require_metrics(budget: Budget, costs: CostTable) -> None:
+    """Refuse a budget on what this model does not have."""
+    wanted: list[Any] = list(budget.wanted) if isinstance(budget, Saving) else [budget.saves]
+    for metric in wanted:
+        if metric not in costs.total or costs.total[metric] <= 0:
+            raise PlanError(
+                f"{metric} cannot be saved in this model.",
+                f"Measured are {', '.join(costs.total)}; decoding needs a causal model with a key/value cache and input_ids.",
+                "choose another metric. Nothing was changed.",
+            )

@@ -1,0 +1,125 @@
+"""Solving: milp and the enumeration agree with a search by hand, and budgets that cannot be met are refused."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from segue.errors import PlanError
+from segue.planning import solving
+from segue.planning.costs import CostTable
+from segue.planning.prediction import Prediction
+from segue.planning.solving import Frontier, Problem, Quality, Saving
+
+SITES = [f"layers.{i}" for i in range(5)]
+OPTIONS = tuple((site, name) for site in SITES for name in "ab")
+
+
+def prediction(seed: int) -> Prediction:
+    generator = torch.Generator().manual_seed(seed)
+    apart = torch.tensor([[a[0] != b[0] for b in OPTIONS] for a in OPTIONS])
+    pairs = torch.where(apart, 0.3 * torch.randn(10, 10, generator=generator, dtype=torch.float64), 0.0).triu(1)
+    return Prediction(OPTIONS, torch.rand(10, generator=generator, dtype=torch.float64) + 0.5, pairs, 0.1, 0.0, 0.9, 64)
+
+
+def costs(seed: int) -> CostTable:
+    generator = torch.Generator().manual_seed(100 + seed)
+    teachers = {site: {"flops": 10.0, "parameters": 10.0} for site in SITES}
+    students = {
+        option: dict(zip(("flops", "parameters"), (10 * torch.rand(2, generator=generator)).tolist(), strict=True))
+        for option in OPTIONS
+    }
+    return CostTable({"flops": 100.0, "parameters": 100.0}, teachers, students, "1 x 8")
+
+
+def every_choice():
+    for names in itertools.product(("", "a", "b"), repeat=len(SITES)):
+        yield tuple((site, name) for site, name in zip(SITES, names, strict=True) if name)
+
+
+@pytest.fixture(params=[10**6, 0], ids=["enumeration", "milp"])
+def few(request, monkeypatch):
+    monkeypatch.setattr(solving, "FEW", request.param)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_least_damage_is_that_of_a_search(few, seed):
+    p, c = prediction(seed), costs(seed)
+    wanted = {"flops": 0.15, "parameters": 0.1}
+    found = Problem(p, c).least_damage(wanted)
+    possible = [s for s in every_choice() if all(sum(c.saved(o, m) for o in s) >= v for m, v in wanted.items())]
+    assert all(sum(c.saved(option, metric) for option in found.subset) >= least - 1e-9 for metric, least in wanted.items())
+    assert p.of(found.subset) == pytest.approx(min(map(p.of, possible)), abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_most_saved_is_that_of_a_search(few, seed):
+    p, c = prediction(seed), costs(seed)
+    found = Problem(p, c).most_saved("flops", 1.5)
+    assert p.of(found.subset) <= 1.5 + 1e-6
+    best = max(sum(c.saved(o, "flops") for o in s) for s in every_choice() if p.of(s) <= 1.5)
+    assert sum(c.saved(option, "flops") for option in found.subset) == pytest.approx(best, abs=1e-6)
+    assert found.gap == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_greedy_search_is_possible_and_not_far_off(seed):
+    p, c = prediction(seed), costs(seed)
+    problem = Problem(p, c)
+    limit = [(-problem.saved("flops"), -0.15)]
+    found = problem._greedy(None, limit, None)
+    assert sum(c.saved(option, "flops") for option in found) >= 0.15 - 1e-9
+    assert p.of(found) <= 1.5 * p.of(problem.least_damage({"flops": 0.15}).subset) + 0.1
+
+
+def test_a_search_that_is_cut_short_says_how_much_better_another_choice_could_be(monkeypatch):
+    monkeypatch.setattr(solving, "FEW", 0)
+    monkeypatch.setattr(solving, "SECONDS", 0.0)
+    p, c = prediction(0), costs(0)
+    found = Problem(p, c).least_damage({"flops": 0.15})
+    best = min(p.of(s) for s in every_choice() if sum(c.saved(o, "flops") for o in s) >= 0.15)
+    assert p.of(found.subset) - found.gap <= best + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("budget", "text"),
+    [
+        (Saving(flops=0.9), "no choice of these candidates saves flops 90.0%."),
+        (Quality(kl=1e-6), "no candidate stays within a KL of 1e-06 and saves flops."),
+    ],
+)
+def test_a_budget_that_cannot_be_met_is_refused(few, budget, text):
+    problem = Problem(prediction(0), costs(0))
+    with pytest.raises(PlanError) as error:
+        solving.solve(budget, problem, problem)
+    assert str(error.value).splitlines()[0] == text
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_a_metric_that_the_model_does_not_have_is_refused():
+    with pytest.raises(PlanError, match="cache_bytes cannot be saved in this model."):
+        solving.require_metrics(Saving(cache_bytes=0.1), costs(0))
+
+
+def test_a_frontier_without_any_saving_is_refused():
+    c = costs(0)
+    dear = CostTable(c.total, c.teachers, {option: {"flops": 20.0, "parameters": 20.0} for option in OPTIONS}, "1 x 8")
+    problem = Problem(prediction(0), dear)
+    with pytest.raises(PlanError, match="no candidate saves flops."):
+        solving.solve(Frontier(), problem, problem)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"kl": 0.1, "differing": 0.1}])
+def test_a_quality_has_one_limit(wrong):
+    with pytest.raises(PlanError, match="is not a budget"):
+        Quality(**wrong)
+    with pytest.raises(PlanError, match="is not a budget"):
+        Saving()
+
+
+def test_what_can_be_saved_is_the_best_of_each_site():
+    c = costs(0)
+    expected = sum(max(0.0, *(c.saved((site, name), "flops") for name in "ab")) for site in SITES)
+    assert solving.most_possible(Problem(prediction(0), c), "flops") == pytest.approx(expected)
+    assert math.isfinite(expected)
