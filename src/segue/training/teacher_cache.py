@@ -71,14 +71,8 @@ class TeacherCache:
 
     def require(self, model: nn.Module, plan: Plan | None) -> None:
         """Refuse another original, and a plan whose losses need more than the cache has."""
-        distill = None if plan is None else plan.distill
         fault = f"the teacher cache in {self.folder} does not fit."
-        if not isinstance(distill, LogitDistillation):
-            found = f"The plan's distillation is {None if distill is None else type(distill).__name__}."
-            raise PlanError(fault, found, "give Plan(distill=LogitDistillation(...)), or leave the cache out.")
-        if plan is not None and isinstance(plan.guidance, OnTeacherStream):
-            found = "OnTeacherStream compares outputs inside of the original, which is run for it in every step."
-            raise PlanError(fault, found, "leave OnTeacherStream out, or the cache.")
+        distill = distillation_of(plan, fault)
         if distill.temperature != self.index["temperature"]:
             found = f"Its temperature is {self.index['temperature']}, that of the plan's distillation {distill.temperature}."
             raise PlanError(fault, found, "give both the same temperature.")
@@ -104,6 +98,18 @@ class TeacherCache:
                 logs[row, real[row]] = opened[place.file].get_slice("logs")[part].float().log_softmax(-1)  # rounded: sum to 1
         shape = logits.shape[:-1]
         return TopProbabilities(classes.reshape(*shape, k).to(logits.device), logs.reshape(*shape, k + 1).to(logits.device))
+
+
+def distillation_of(plan: Plan | None, fault: str) -> LogitDistillation:
+    """Return the distillation of a plan, and refuse one whose losses need more of the original than a cache has."""
+    distill = None if plan is None else plan.distill
+    if not isinstance(distill, LogitDistillation):
+        found = f"The plan's distillation is {None if distill is None else type(distill).__name__}."
+        raise PlanError(fault, found, "give a plan with distill=LogitDistillation(...), or leave the cache out.")
+    if plan is not None and isinstance(plan.guidance, OnTeacherStream):
+        found = "OnTeacherStream compares outputs inside of the original, which is run for it in every step."
+        raise PlanError(fault, found, "leave OnTeacherStream out, or the cache.")
+    return distill
 
 
 @checked
