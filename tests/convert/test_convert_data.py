@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from segue.errors import ConfigError, PlanError
 from tests.convert.small_models import ATTENTION, convert, points, record, save, text, tokenizer
 from tests.convert.test_chat import CHATML, ROWS, messages
 from tests.helpers.command import call
+from tests.helpers.processes import Ranks
 from tests.helpers.tiny import same_bits
 
 pytestmark = pytest.mark.slow
@@ -201,6 +203,25 @@ def test_a_cache_that_cannot_be_used_is_refused_before_anything_is_made(kind, gi
         in_python(settings, tmp_path / "out", lambda _: None)
     assert len(str(caught.value).splitlines()) == 3
     assert not (tmp_path / "out").exists()
+
+
+def convert_as_rank(base: str, out: Path) -> str:
+    sampling.AT_ONCE = 4
+    return convert("llama", base, "self", out, **SMALL, method="distillation", teacher_cache=16)
+
+
+@pytest.mark.processes
+def test_two_processes_share_the_sampling_and_the_teacher(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(sampling, "AT_ONCE", 4)
+    convert_as_rank(str(base("llama")), tmp_path / "one")
+    results = Ranks({"convert": partial(convert_as_rank, str(base("llama")), tmp_path / "two")}, tmp_path)
+    assert "teacher cache: 192 tokens" in results["convert"][0]
+    work = tmp_path / "two" / "training"
+    assert {path.name for path in (work / "teacher").glob("*.safetensors")} == {"0-0.safetensors", "1-0.safetensors"}
+    for path in (tmp_path / "one" / "training" / "self").rglob("*.safetensors"):
+        assert path.read_bytes() == (work / path.relative_to(tmp_path / "one" / "training")).read_bytes()
+    a, b = (read(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert all(torch.allclose(x, b[name], atol=2e-4) for name, x in a.items())
 
 
 @pytest.mark.parametrize("given", [{"validation": "other"}, {"evaluate_on": ["other"]}])

@@ -168,7 +168,7 @@ class Conversion:
     @checked
     def from_dict(cls, saved: Mapping[str, Any]) -> Conversion:
         """Rebuild the settings from a file, also one that version 0.1.0 wrote."""
-        given = {RENAMED.get(name, name): tuple(x) if isinstance(x, list) else x for name, x in saved.items()}
+        given: dict[str, Any] = {RENAMED.get(name, name): tuple(x) if isinstance(x, list) else x for name, x in saved.items()}
         if given.get("train") == "all" and "lr" in given:
             given.setdefault("lr_backbone", given["lr"])  # 0.1.0 had one rate for all
         known = options(cls)
