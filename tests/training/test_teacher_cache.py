@@ -156,7 +156,7 @@ def test_a_cached_training_is_that_with_the_original_and_never_runs_it(tmp_path)
     cache = cached(tmp_path, k=WORDS)
     with_cache = fit(models[1], teacher_cache=cache)
     assert (models[0].calls, models[1].calls) == (12, 6)
-    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+    for a, b in zip(with_original.handover.parameters(), with_cache.handover.parameters(), strict=True):
         assert torch.allclose(a, b, atol=2e-4)
     assert with_cache.history[-1]["loss"] == pytest.approx(with_original.history[-1]["loss"], rel=1e-4)
     fewer = fit(Words(), teacher_cache=cached(tmp_path / "2", k=1))
@@ -180,6 +180,12 @@ def test_padding_has_no_part_in_a_cached_loss(tmp_path):
 def test_a_trained_backbone_needs_no_copy_of_the_original(tmp_path):
     trained = fit(Words(), plan=plan(train="all"), teacher_cache=cached(tmp_path))
     assert trained.handover.auxiliary.original is None
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_teachers_that_nothing_needs_are_released(offline, tmp_path):
+    trained = fit(Words(), plan=plan(release=True), teacher_cache=cached(tmp_path) if offline else None)
+    assert {seam.teacher is None for seam in trained.handover.seams.values()} == {offline}
 
 
 def test_a_cached_training_resumes_bit_for_bit(tmp_path):

@@ -81,7 +81,9 @@ def load(
         found = _examples(base, settings, settings.data)
         train, held_out = _parts(found, settings)
     evaluated = found.batches(held_out, settings.batch)
-    held_size = f"{'the last ' if found.packed else ''}{found.amount(len(held_out))}"
+    held_size = f"the last {found.amount(len(held_out))}" if found.packed else found.amount(len(held_out))
+    if settings.data == SELF:
+        held_size = f"{found.amount(len(held_out))} of other sequences"
     if isinstance(settings.validation, str):
         evaluated, held_size = _all_of(base, settings, settings.validation)
     others = {name: _with_targets(base, _all_of(base, settings, name)[0]) for name in settings.evaluate_on}
