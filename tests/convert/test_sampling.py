@@ -9,7 +9,7 @@ import torch
 
 from segue.convert import data, sampling
 from segue.convert.pretrained import open_base
-from segue.convert.sampling import Samples, generate, nucleus
+from segue.convert.sampling import Samples, drawn, generate, nucleus
 from segue.errors import ConfigError, DataError
 from tests.convert.small_models import POSITIONS, epoch, settings
 
@@ -30,6 +30,16 @@ def few_at_once(monkeypatch):
     monkeypatch.setattr(sampling, "AT_ONCE", 6)
 
 
+def by_hand(row: torch.Tensor, chance: float) -> torch.Tensor:
+    """Go through the tokens until their mass exceeds the chance."""
+    left = chance * row.double().sum().item()
+    for token, mass in enumerate(row.double().tolist()):
+        if left < mass:
+            return torch.tensor([token])
+        left -= mass
+    raise AssertionError("the masses are used up")
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_sequences_are_those_of_a_naive_loop_without_a_cache(kind, base):
     model = open_base(str(base(kind))).model
@@ -46,7 +56,10 @@ def test_sequences_are_those_of_a_naive_loop_without_a_cache(kind, base):
                     before, total = total, total + row[token].item()
                     if before >= 0.9:
                         row[token] = 0.0
-            ids = torch.cat([ids, torch.multinomial(probabilities, 1, generator=generator)], dim=1)
+            chances = torch.rand(len(ids), 1, dtype=torch.float64, generator=generator)
+            ids = torch.cat(
+                [ids, torch.stack([by_hand(row, u.item()) for row, u in zip(probabilities, chances, strict=True)])], 1
+            )
     assert torch.equal(found, ids)
 
 
@@ -57,6 +70,13 @@ def test_tokens_come_as_often_as_the_model_says(llama):
         wanted = llama.model(input_ids=first[:1]).logits[0, -1].softmax(-1)
     counts = torch.bincount(second, minlength=len(wanted)).float() / len(second)
     assert (counts - wanted).abs().max() < 4 * (wanted.max() / len(second)).sqrt()
+
+
+def test_a_token_without_mass_is_never_drawn():
+    given = torch.tensor([[0.0, 0.0, 0.5, 0.0, 0.25, 0.0]]).expand(20_000, -1)
+    found = torch.bincount(drawn(given, torch.Generator().manual_seed(1)).flatten(), minlength=6) / 20_000
+    assert found.tolist() == pytest.approx([0, 0, 2 / 3, 0, 1 / 3, 0], abs=0.015)
+    assert set(drawn(given, torch.Generator().manual_seed(1)).flatten().tolist()) == {2, 4}
 
 
 def test_the_nucleus_is_the_fewest_tokens_that_reach_the_mass():

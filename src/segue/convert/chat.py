@@ -38,7 +38,7 @@ class Chats:
 
     def batch(self, chosen: Tensor) -> dict[str, Tensor]:
         """Return some chats, padded at their ends to the longest of them."""
-        ids, labels = zip(*(self.examples[i] for i in chosen.tolist()), strict=True)
+        ids, labels = (list(each) for each in zip(*(self.examples[i] for i in chosen.tolist()), strict=True))
         return {
             "input_ids": pad_sequence(ids, batch_first=True, padding_value=self.padding),
             "attention_mask": pad_sequence([torch.ones_like(each) for each in ids], batch_first=True),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,6 +206,14 @@ class _CaughtError(Exception):
     """The model is called, and what with is known."""
 
 
+@dataclass
+class _Call:
+    keys: list[bytes]  # of its examples
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any = None  # None where the model was not run
+
+
 class _Reader:
     """Call a loss function for what it calls the model with, and for what the original returns."""
 
@@ -214,29 +222,28 @@ class _Reader:
 
     def keys(self, batch: Any) -> list[bytes]:
         """Return the key of every example of a batch; the model is not run."""
-        (call,) = self._calls(batch, lambda _: False)
-        return call[0]
+        return self._call(batch, lambda _: False).keys
 
     def logits(self, batch: Any, there: set[bytes], distill: LogitDistillation) -> tuple[list[bytes], Tensor, Tensor] | None:
         """Return keys, which tokens are no padding, and what the original returns; None where all examples are there."""
-        ((keys, call, output),) = self._calls(batch, lambda keys: not there.issuperset(keys))
-        if output is None:
+        call = self._call(batch, lambda keys: not there.issuperset(keys))
+        if call.output is None:
             return None
-        logits = logits_of(distill, output)
-        return keys, _examples(*call, logits)[1], logits
+        logits = logits_of(distill, call.output)
+        return call.keys, _examples(call.args, call.kwargs, logits)[1], logits
 
     @torch.no_grad()
-    def _calls(self, batch: Any, runs: Any) -> list[Any]:
-        calls: list[Any] = []
+    def _call(self, batch: Any, runs: Callable[[list[bytes]], bool]) -> _Call:
+        calls: list[_Call] = []
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             keys = _examples(args, kwargs, None)[0]
-            calls.append([keys, (args, kwargs), None])
+            calls.append(_Call(keys, args, kwargs))
             if not runs(keys):
                 raise _CaughtError
 
         def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            calls[-1][2] = output
+            calls[-1].output = output
 
         hooks = [
             self.model.register_forward_pre_hook(before, with_kwargs=True),
@@ -256,7 +263,7 @@ class _Reader:
                 f"loss_fn calls the model {len(calls)} times for a batch.",
                 "leave the cache out, or give a loss_fn that calls the model once.",
             )
-        return calls
+        return calls[0]
 
 
 def _examples(args: tuple[Any, ...], kwargs: dict[str, Any], logits: Tensor | None) -> tuple[list[bytes], Tensor]:
