@@ -67,7 +67,7 @@ def convert(
     plan = dataclasses.replace(plan, student=_saved_student(work) or plan.student)
     recipe = recipes.recipe_of(settings, base, plan)
     offline_teacher.require_cacheable(settings, base, plan)
-    data = load(base, settings, work, processes)
+    data = load(base, settings, work, processes, dry_run=dry_run)
     if settings.lora:
         add_lora_(base.model, plan.sites, rank=settings.lora, seed=settings.seed)
     base.model.to(processes.device)
@@ -163,6 +163,7 @@ class Run:
 
     def estimate(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Time a few steps and one evaluation, and say what the conversion takes."""
+        self.data.prepare(say)
         begun = time.perf_counter()
         folder.evaluated(self.base.model, rehearsal.first(self.data.held_out, 1), self.data.task)
         batches = sum(1 for _ in self.data.held_out)

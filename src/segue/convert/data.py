@@ -67,15 +67,18 @@ def load(
     settings: Conversion,
     folder: Path | None = None,
     processes: Processes | None = None,
+    *,
+    dry_run: bool = False,
 ) -> Data:
     """Load the data that a model is trained and evaluated on.
 
-    What is sampled from the model itself is kept in `folder`: all of it by `Data.prepare`, otherwise when it is needed.
+    What is sampled from the model itself is kept in `folder`: all of it by `Data.prepare`, otherwise when it is needed. A
+    `dry_run` samples one batch.
     """
     if base.reads_images:
         return _images(base, settings)
     if settings.data == SELF:
-        samples = Samples(base, settings, folder, processes)
+        samples = Samples(base, settings, folder, processes, dry_run=dry_run)
         found, (train, held_out) = _sampled(base, settings, samples)
     else:
         found = _examples(base, settings, settings.data)

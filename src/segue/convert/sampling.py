@@ -33,22 +33,31 @@ MOST = 2048  # sequences to train on unless the settings say how many
 class Samples:
     """Sequences sampled from a model, found by their number; the same for the same model and settings."""
 
-    def __init__(self, base: Base, settings: Conversion, folder: Path | None, processes: Processes | None = None) -> None:
+    def __init__(
+        self,
+        base: Base,
+        settings: Conversion,
+        folder: Path | None,
+        processes: Processes | None = None,
+        *,
+        dry_run: bool = False,  # one batch stands for all, and is not kept
+    ) -> None:
         if base.kind != "causal":
             found = f"{base.name} is a {type(base.model).__name__}, which does not generate."
             raise ConfigError("--data self needs a causal language model.", found, "give --data a file or a dataset.")
         self.base, self.settings = base, settings
         self.processes = processes or Processes(next(base.model.parameters()).device)
-        self.count = settings.samples or min(MOST, settings.steps * settings.batch * settings.accumulate)
+        self.count = settings.samples or min(MOST, (settings.steps or MOST) * settings.batch * settings.accumulate)
         self.start, self.start_text = _start(base)
         known = [base.hash, settings.tokens, settings.sampling_temperature, settings.sampling_top_p, settings.seed, AT_ONCE]
         key = hashlib.sha256(json.dumps([*known, self.start]).encode()).hexdigest()[:16]
-        self.folder = None if folder is None else folder / "self" / key
+        self.folder = None if folder is None or dry_run else folder / "self" / key
+        self.dry_run = dry_run
         self._batches: dict[int, Tensor] = {}
 
     def __getitem__(self, chosen: Tensor) -> Tensor:
-        rows = [self._batch(place // AT_ONCE)[place % AT_ONCE] for place in chosen.tolist()]
-        return torch.stack(rows)
+        numbers = [(0 if self.dry_run else place // AT_ONCE, place % AT_ONCE) for place in chosen.tolist()]
+        return torch.stack([self._batch(number)[row] for number, row in numbers])
 
     def sample(self, count: int, say: Callable[[str], None]) -> None:
         """Sample everything that is not there yet, each process its part, and announce how long that takes."""
@@ -57,7 +66,7 @@ class Samples:
         missing = [number for number in (mine if self.folder else numbers) if not self._is_kept(number)]
         show = Progress("sampling from the original" if missing and self.processes.rank == 0 else None, max(1, len(missing)))
         begun = time.monotonic()
-        for done, number in enumerate(missing, start=1):
+        for done, number in enumerate(missing[:1] if self.dry_run else missing, start=1):
             self._batch(number)
             if done == 1:
                 seconds = (time.monotonic() - begun) * len(missing)
