@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from segue.training.guard import Guard
     from segue.training.recipe import Recipe
     from segue.training.tasks import Classification
+    from segue.training.teacher_cache import cache_teacher
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
     "SegueWarning",
     "Site",
     "Span",
+    "cache_teacher",
     "cost",
     "diagnostics",
     "errors",
@@ -71,6 +73,7 @@ _MODULE_OF = {
     "SegueWarning": "errors",
     "Site": "sites",
     "Span": "sites",
+    "cache_teacher": "training.teacher_cache",
     "cost": "diagnostics.costs",
     "fit": "training.fit",
     "fit_locally": "training.fit_locally",

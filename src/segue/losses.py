@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -145,13 +145,33 @@ def stated_axis(guidance: object) -> int | None:
     return inner.axis if isinstance(inner, FeatureAxis) else None
 
 
+class TopProbabilities(NamedTuple):
+    """The teacher's k most probable classes of each token and the mass of all others, at one temperature.
+
+    KL of these k + 1 probabilities, sum p_i log(p_i / q_i) over the k classes plus p_rest log(p_rest / q_rest), is never above
+    the KL of all classes (data processing inequality), and equal to it if k is their number.
+    """
+
+    classes: Tensor  # (..., k)
+    logs: Tensor  # (..., k + 1), natural logarithms; the last is of the rest, and as low as can be where there is none
+
+    def coarse(self, logs: Tensor) -> Tensor:
+        """Return the log-probabilities of the same k classes, and of the rest, for another model's of all classes."""
+        inside = logs.gather(-1, self.classes)
+        if inside.shape == logs.shape:  # nothing is left, and its logarithm would have no gradient
+            return torch.cat([inside, torch.zeros_like(inside[..., :1])], -1)
+        rest = logs.scatter(-1, self.classes, -torch.inf).logsumexp(-1, keepdim=True)  # not 1 - sum, which rounds to 0
+        return torch.cat([inside, rest], -1)
+
+
 @checked
 @dataclass(frozen=True, kw_only=True)
 class LogitDistillation:
     """Soften both models' logits by a temperature and take KL(teacher || student), times temperature squared.
 
     `logits` takes them from what the model returns; by default the `logits` of a Hugging Face output, or the first
-    floating tensor. With (batch, tokens, classes), each token is a distribution and padding is left out.
+    floating tensor. With (batch, tokens, classes), each token is a distribution and padding is left out. The teacher may also
+    be given by its most probable classes, as `segue.cache_teacher` keeps them.
     """
 
     weight: NotNegative = 1.0
@@ -159,9 +179,12 @@ class LogitDistillation:
     schedule: Schedule = field(default_factory=lambda: Constant(alpha=1.0))
     logits: Callable[[Any], Tensor] | None = None
 
-    def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
-        t = F.log_softmax(_float(teacher) / self.temperature, dim=-1)
+    def __call__(self, teacher: Tensor | TopProbabilities, student: Tensor, mask: Tensor | None) -> Tensor:
         s = F.log_softmax(_float(student) / self.temperature, dim=-1)
+        if isinstance(teacher, TopProbabilities):
+            t, s = teacher.logs.to(s.dtype), teacher.coarse(s)
+        else:
+            t = F.log_softmax(_float(teacher) / self.temperature, dim=-1)
         divergence = F.kl_div(s, t, reduction="none", log_target=True).sum(-1)
         if divergence.dim() == 2:
             divergence = similarity.average(divergence, mask)

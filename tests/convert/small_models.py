@@ -127,7 +127,7 @@ def options(kind: str, data: Path | str, out: Path, **given: Any) -> list[str]:
         if value is True:
             arguments.append(option)
         elif value is not None:
-            arguments += [option, str(value)]
+            arguments += [part for each in (value if isinstance(value, list) else [value]) for part in (option, str(each))]
     return arguments
 
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 from PIL import Image
 
-from segue.convert import data
+from segue.convert import data, texts
 from segue.convert.pretrained import open_base
 from segue.errors import ConfigError, DataError
 from tests.convert.small_models import POSITIONS, epoch, scores, settings, text, tokenizer
@@ -46,16 +46,16 @@ def tables(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet", "one", "parts"])
 def test_every_form_of_table_gives_the_same_texts_and_labels(name, tables):
-    found = data.read_texts(str(tables / name))
+    found = texts.read_texts(str(tables / name))
     assert found.texts == SENTENCES
     assert found.labels == [label for _, label in ROWS]
 
 
 def test_columns_of_other_names_are_named(tables, tmp_path):
     (tmp_path / "b.csv").write_text("saying,kind,text\nhello,1,other\n")
-    found = data.read_texts(str(tmp_path / "b.csv"), text="saying", label="kind")
+    found = texts.read_texts(str(tmp_path / "b.csv"), text="saying", label="kind")
     assert (found.texts, found.labels) == (["hello"], [1])
-    assert data.read_texts(str(tmp_path / "b.csv")).texts == ["other"]
+    assert texts.read_texts(str(tmp_path / "b.csv")).texts == ["other"]
 
 
 def test_a_dataset_by_its_id_comes_from_the_cache_without_a_network(tmp_path, monkeypatch):
@@ -71,17 +71,17 @@ def test_a_dataset_by_its_id_comes_from_the_cache_without_a_network(tmp_path, mo
     fingerprint.rename(wanted)
     for path in wanted.glob("parquet-*"):
         path.rename(path.with_name(path.name.replace("parquet-", "sayings-")))
-    assert data.read_texts("someone/sayings").texts == SENTENCES
+    assert texts.read_texts("someone/sayings").texts == SENTENCES
 
 
 def test_a_folder_of_too_many_files_is_refused_before_they_are_read(tables, monkeypatch):
-    monkeypatch.setattr(data, "MOST_FILES", 1)
+    monkeypatch.setattr(texts, "MOST_FILES", 1)
     with pytest.raises(DataError, match="The folder has more than 1 files"):
-        data.read_texts(str(tables))
+        texts.read_texts(str(tables))
 
 
 def test_a_folder_of_text_files_is_read_in_order(tables):
-    assert data.read_texts(str(tables / "folder")).texts == ["first", "second"]
+    assert texts.read_texts(str(tables / "folder")).texts == ["first", "second"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_is_no_text_gets_three_lines(name, content, given, found, tmp_path)
     if name != "a.pdf":
         path.write_text(content)
     with pytest.raises(DataError) as caught:
-        data.read_texts(str(path), **given)
+        texts.read_texts(str(path), **given)
     assert found in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
 

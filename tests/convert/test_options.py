@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from segue.cli import commands
-from segue.convert.options import RENAMED, Conversion, EvalSettings, options, sizes
+from segue.convert.options import RENAMED, Conversion, EvalSettings, options, share_or_place, sizes
 from segue.errors import ConfigError
 
 NEEDED = {"model": "m", "sites": "s", "student": "Reinit", "data": "d", "steps": 1}
@@ -38,7 +38,7 @@ def test_every_field_is_an_option_with_its_default_and_its_help(name, kind, monk
         ({"train": "teachers"}, "Conversion(train=...) must be 'students' or 'all', got 'teachers'."),
         ({"dtype": "int8"}, "Conversion(dtype=...) must be 'float32', 'bfloat16' or 'float16', got 'int8'."),
         ({"validation": 1.0}, "validation must be between 0 and 1, got 1.0."),
-        ({"validation": float("nan")}, "Conversion(validation=...) must be a finite number, got nan."),
+        ({"validation": float("nan")}, "Conversion(validation=...) must be a finite number or a string, got nan."),
     ],
 )
 def test_a_value_outside_its_limits_is_refused_in_python_too(given, fault):
@@ -52,6 +52,15 @@ def test_settings_of_version_0_1_0_are_read():
     assert RENAMED == {"looks": "evaluations", "keep": "exclude"}
     old = Conversion.from_dict({**NEEDED, "looks": 3, "keep": "layers.0.*"})
     assert old == Conversion(**NEEDED, evaluations=3, exclude="layers.0.*")
+
+
+def test_a_saved_list_is_the_tuple_that_it_was():
+    made = Conversion(**NEEDED, evaluate_on=("a.txt", "b.txt"), validation="c.txt")
+    assert Conversion.from_dict({**NEEDED, "evaluate_on": ["a.txt", "b.txt"], "validation": "c.txt"}) == made
+
+
+def test_validation_is_a_share_or_a_place():
+    assert [share_or_place(text) for text in ("0.1", "texts.txt", 0.05, None)] == [0.1, "texts.txt", 0.05, None]
 
 
 def test_contexts_are_numbers():

@@ -53,7 +53,7 @@ def with_settings(kind: type) -> Callable[[Callable[..., None]], Callable[..., N
         info: Any = typer.Option(help=option.help, min=option.min, max=option.max, envvar=option.envvar)
         if option.argument:
             info = typer.Argument(help=option.help)
-        typed = (str | None) if option.parse else hint
+        typed = list[str] | None if option.repeated else (str | None) if option.parse else hint
         annotation: Any = Annotated[typed, info]
         default = getattr(kind, name, inspect.Parameter.empty)  # a dataclass keeps its defaults as attributes
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -63,6 +63,7 @@ def with_settings(kind: type) -> Callable[[Callable[..., None]], Callable[..., N
         def command(**given: Any) -> None:
             values = {name: given.pop(name) for name in described}
             parsed = {name: option.parse(values[name]) for name, (_, option) in described.items() if option.parse}
+            parsed |= {name: tuple(values[name] or ()) for name, (_, option) in described.items() if option.repeated}
             function(kind(**values | parsed), **given)
 
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
@@ -167,10 +168,9 @@ def convert(
 
     `segue convert MODEL --sites 'model.layers.*.self_attn' --student 'WindowedLinear(window=64)' --data text.txt --out DIR`
     """
-    given = {name: getattr(settings, name) for name in ("model", "data", "plan")}
-    places: dict[str, Any] = {
-        name: str(Path(value).resolve()) for name, value in given.items() if value and Path(value).exists()
-    }
+    given = {name: getattr(settings, name) for name in ("model", "data", "plan", "validation")}
+    places: dict[str, Any] = {name: _place(value) for name, value in given.items()}
+    places["evaluate_on"] = tuple(map(_place, settings.evaluate_on))
     _convert(dataclasses.replace(settings, **places), out, dry_run=dry_run)
 
 
@@ -413,6 +413,11 @@ def report(
     page = build(folder, out=out, title=title, reference=reference)
     show_summary(summarize(results.read_all(folder), reference=reference), console)
     console.print(f"\n{page}", soft_wrap=True)
+
+
+def _place(name: Any) -> Any:
+    """Return the complete path of what is on this machine, so that it is found from wherever one resumes or evaluates."""
+    return str(Path(name).resolve()) if isinstance(name, str) and name != "self" and Path(name).exists() else name
 
 
 def _convert(settings: Any, out: Path, **resuming: Any) -> None:

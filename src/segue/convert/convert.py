@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import torch
 from segue.border import checked
 from segue.checkpoint import folders
 from segue.checkpoint.lock import locked_on_rank_0
-from segue.convert import folder, pretrained, recipes, rehearsal
+from segue.convert import folder, offline_teacher, pretrained, recipes, rehearsal
 from segue.convert.data import Data, load
 from segue.convert.options import Conversion
 from segue.convert.pretrained import Base, open_base
+from segue.core.handover import Handover
 from segue.errors import ConfigError
 from segue.integrations.peft import add_lora_, merge_lora_
 from segue.plan import Plan, decode
@@ -64,7 +66,8 @@ def convert(
     plan = recipes.plan_of(settings, base)
     plan = dataclasses.replace(plan, student=_saved_student(work) or plan.student)
     recipe = recipes.recipe_of(settings, base, plan)
-    data = load(base, settings)
+    offline_teacher.require_cacheable(settings, base, plan)
+    data = load(base, settings, work, processes, dry_run=dry_run)
     if settings.lora:
         add_lora_(base.model, plan.sites, rank=settings.lora, seed=settings.seed)
     base.model.to(processes.device)
@@ -76,11 +79,13 @@ def convert(
         _refuse_finished(out)  # both again: another process may have been quicker
         _as_before(settings, work)
         processes.wait()
-        run.begin(say)
-        if main:
-            write_json(dataclasses.asdict(run.settings), work / "settings.json")
-        processes.wait()
         try:
+            if main:
+                write_json(dataclasses.asdict(run.settings), work / "settings.json")  # an interrupted sampling resumes
+            run.begin(say)
+            if main:
+                write_json(dataclasses.asdict(run.settings), work / "settings.json")  # and what it has decided
+            processes.wait()
             trained = run.train(work, say, resume=resume or True, allow_changes=allow_changes)
         except (KeyboardInterrupt, SystemExit):
             say(f"To resume, repeat the command, or: segue resume {out}")
@@ -92,7 +97,7 @@ def convert(
         state = folder.full_state(base.model)
         record: dict[str, Any] = {}
         if main:
-            finished = folder.Finished(run.settings, base, data, plan, run.original, trained, run.seen)
+            finished = folder.Finished(run.settings, base, data, plan, run.original, trained, run.seen, run.others)
             dtype = base.dtype if settings.dtype is None else getattr(torch, settings.dtype)
             record = folder.write(out, finished, state, dtype, say)
             _prune(work)
@@ -113,6 +118,7 @@ class Run:
     original: dict[str, float] = dataclasses.field(default_factory=dict)  # scores on all that is held out
     seen: dict[str, float] = dataclasses.field(default_factory=dict)  # scores on what evaluations in training read
     step_costs: list[float] | None = None  # as rehearsed
+    others: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # scores on each of the further files
 
     def begin(self, say: Callable[[str], None]) -> None:
         """Say what is converted, evaluate the original, and decide how often to evaluate."""
@@ -124,9 +130,11 @@ class Run:
         )
         if settings.control:
             say("control: exact softmax students, trained in the same way; nothing is converted")
+        self.data.prepare(say)
         begun = time.perf_counter()
         self.original = self.seen = folder.evaluated(model, self.data.held_out, self.data.task)
         took = time.perf_counter() - begun
+        self.others = folder.evaluated_on(model, self.data)
         say(f"original: {_quality(self.data, self.original)}")
         if self.timed:
             found = rehearsal.rehearse(model, self.plan, self.data, self.recipe)
@@ -155,6 +163,7 @@ class Run:
 
     def estimate(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Time a few steps and one evaluation, and say what the conversion takes."""
+        self.data.prepare(say)
         begun = time.perf_counter()
         folder.evaluated(self.base.model, rehearsal.first(self.data.held_out, 1), self.data.task)
         batches = sum(1 for _ in self.data.held_out)
@@ -180,6 +189,8 @@ class Run:
             scores=self.data.task.scores,
             folder=work,
             evaluations=self.settings.evaluations or EVALUATIONS,
+            teacher_cache=offline_teacher.cached(self.settings, self.base, self.plan, self.data, work, say),
+            measure=partial(_on_others, self.data) if self.others else None,
             on_eval=lambda point: say(_line(self.data, self.seen, point)),
             progress="converting",
             step_costs=self.step_costs,
@@ -188,8 +199,15 @@ class Run:
 
 
 def _prune(work: Path) -> None:
-    """Remove the checkpoints of a finished conversion; its settings and metrics stay."""
-    shutil.rmtree(work / "checkpoints", ignore_errors=True)
+    """Remove the checkpoints and the teacher cache of a finished conversion; its settings, metrics and samples stay."""
+    for name in ("checkpoints", "teacher"):
+        shutil.rmtree(work / name, ignore_errors=True)
+
+
+def _on_others(data: Data, handover: Handover) -> dict[str, Any]:
+    """Score the students alone on each of the further files."""
+    with handover.as_student():
+        return {"evaluated_on": folder.evaluated_on(handover.model, data)}
 
 
 def _silent(text: str) -> None:
@@ -214,7 +232,9 @@ def _quality(data: Data, scores: dict[str, float]) -> str:
 def _line(data: Data, original: dict[str, float], point: dict[str, Any]) -> str:
     parts = {"original": original, "blend": point["blend"], "students": point["students"]}
     shown = ", ".join(f"{name} {data.task.of(scores):.4g}" for name, scores in parts.items())
-    return f"step {point['step']}, alpha {point['alpha']:.2f}: {data.task.quality} of {shown}"
+    others = point.get("evaluated_on", {})
+    further = "".join(f"; on {Path(name).name} students {data.task.of(scores):.4g}" for name, scores in others.items())
+    return f"step {point['step']}, alpha {point['alpha']:.2f}: {data.task.quality} of {shown}{further}"
 
 
 def _refuse_finished(out: Path) -> None:

@@ -46,7 +46,7 @@ def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = pri
     base = _original(settings, record)
     trained = Conversion.from_dict(record["conversion"])
     conversion = _adapted(trained, settings, base)
-    data = load(base, conversion)
+    data = load(base, conversion, settings.folder / "training")
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     batches = [mapped(lambda x: x.to(device), batch) for batch in examples(base, data, settings, conversion)]
     models: dict[str, nn.Module] = {"original": base.model.to(device).eval(), "converted": converted.to(device)}
@@ -104,6 +104,9 @@ def _adapted(conversion: Conversion, settings: EvalSettings, base: Base) -> Conv
     require_positions(base, settings.tokens or 0)
     # the record may allow a download, which is for the user of this command to say
     changed: dict[str, Any] = {"data": settings.data, "validation": settings.validation, "download": settings.download}
+    changed["evaluate_on"] = ()
+    if settings.data is not None and settings.validation is None and isinstance(conversion.validation, str):
+        changed["validation"] = Conversion.validation  # that file is not of the other data
     if base.kind not in ("causal", "masked"):  # packed texts are cut again later: another length would hold out another part
         changed["tokens"] = settings.tokens
     return dataclasses.replace(conversion, **{name: value for name, value in changed.items() if value is not None})
@@ -122,7 +125,11 @@ def examples(base: Base, data: Data, settings: EvalSettings, conversion: Convers
 def _recut(data: Data, length: int, source: str) -> dict[str, Tensor]:
     """Cut the held-out text into pieces of another length: none of its tokens is trained on."""
     batches = list(data.held_out)
-    streams = {name: torch.cat([batch[name].flatten() for batch in batches]) for name in batches[0]}
+    real = [batch["attention_mask"] > 0 if "attention_mask" in batch else ... for batch in batches]
+    names = ["input_ids"] if "attention_mask" in batches[0] else list(batches[0])  # of chats all tokens, without padding
+    streams = {
+        name: torch.cat([batch[name][tokens].flatten() for batch, tokens in zip(batches, real, strict=True)]) for name in names
+    }
     available = min(map(len, streams.values()))
     if available < length:
         found, hint = f"Held out are {data.held_out_size} of {source}.", "give fewer --tokens, or other --data."

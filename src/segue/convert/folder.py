@@ -44,6 +44,12 @@ class Finished:
     original: dict[str, float]  # scores of the original
     trained: Fit
     seen: dict[str, float]  # scores of the original on what evaluations in training read
+    others: dict[str, dict[str, float]]  # scores of the original on each of the further files
+
+
+def evaluated_on(model: nn.Module, data: Data) -> dict[str, dict[str, float]]:
+    """Return the scores of a model on each of the further files."""
+    return {name: evaluated(model, batches, data.task) for name, batches in data.evaluated_on.items()}
 
 
 def evaluated(model: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, float]:
@@ -81,6 +87,10 @@ def write(
     task = finished.data.task
     scores = evaluated(converted, finished.data.held_out, task)
     record["quality"] = {"name": task.quality, "original": finished.original, "converted": scores}
+    further = evaluated_on(converted, finished.data)
+    record["evaluated_on"] = {
+        name: {"original": before, "converted": further[name]} for name, before in finished.others.items()
+    }
     say(f"as saved: {task.quality} {task.of(scores):.4g}{task.unit}, original {task.of(finished.original):.4g}{task.unit}")
     record["speed"] = _speed(finished, {"original": finished.base.reload().to(dtype), "converted": converted})
     write_json({"original": finished.seen, "points": finished.trained.history}, draft / "curve.json")
@@ -122,7 +132,7 @@ def _record(finished: Finished, dtype: torch.dtype) -> dict[str, Any]:
 
     base, settings = finished.base, finished.settings
     examples = finished.trained.total_steps * settings.batch * settings.accumulate
-    tokens = settings.tokens if base.kind in ("causal", "masked") else None
+    tokens = settings.tokens if finished.data.packed else None
     return {
         "format": pretrained.FORMAT,
         "segue": base.model.segue,
@@ -271,6 +281,9 @@ def _quality_table(record: dict[str, Any], data: Data) -> str:
     for name in quality["original"]:
         if name != quality["name"]:
             rows.append(f"| {name} | {quality['original'][name]:.4f} | {quality['converted'][name]:.4f} |")
+    for name, scores in record["evaluated_on"].items():
+        before, after = (f"{task.of(scores[which]):.4g}{task.unit}" for which in ("original", "converted"))
+        rows.append(f"| {quality['name']} on `{_short(name)}` | {before} | {after} |")
     return "\n".join(rows) + "\n"
 
 

@@ -23,6 +23,7 @@ class Option:
     argument: bool = False  # given by its position
     envvar: str | None = None
     parse: Callable[[str | None], Any] | None = None  # makes the value of what is typed
+    repeated: bool = False  # given once for each of several values
 
 
 def options(kind: type) -> dict[str, tuple[Any, Option]]:
@@ -46,6 +47,18 @@ def sizes(text: str | None) -> tuple[int, ...] | None:
     return tuple(sorted({int(part) for part in found}))
 
 
+def share_or_place(text: str | float | None) -> float | str | None:
+    """Parse a fraction, or the name of a file or dataset.
+
+    >>> share_or_place("0.1"), share_or_place("held_out.txt")
+    (0.1, 'held_out.txt')
+    """
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
@@ -54,7 +67,13 @@ class Conversion:
     model: Annotated[str, Option(help="Hugging Face id, folder with safetensors, or GGUF file.", argument=True)]
     sites: Annotated[str | None, Option(help="Pattern of the modules to replace, such as 'model.layers.*.self_attn'.")] = None
     student: Annotated[str | None, Option(help="Replacement of each module, such as 'WindowedLinear(window=64)'.")] = None
-    data: Annotated[str, Option(help="Text file, folder of text files, folder of images by class, or id of `datasets`.")]
+    data: Annotated[
+        str,
+        Option(
+            help="File of texts or chats, folder of them, folder of images by class, id of `datasets`, or 'self': sampled from "
+            "the original."
+        ),
+    ]
     steps: Annotated[
         int | None, Option(help="Number of optimizer steps; the default is announced with the time it takes.", min=1)
     ] = None
@@ -106,7 +125,16 @@ class Conversion:
         bool, Option(help="Shard the model by FSDP2 instead of DDP, with several processes.", envvar="ACCELERATE_USE_FSDP")
     ] = False
     compile: Annotated[bool, Option(help="Compile the model with torch.compile.")] = False
-    validation: Annotated[float, Option(help="Fraction of the data that is held out, between 0 and 1.")] = 0.05
+    validation: Annotated[
+        float | str,
+        Option(
+            help="Fraction of the data that is held out, between 0 and 1, or a file or dataset of its own.",
+            parse=share_or_place,
+        ),
+    ] = 0.05
+    evaluate_on: Annotated[
+        tuple[str, ...], Option(help="Further file or dataset to evaluate on; may be repeated.", repeated=True)
+    ] = ()
     evaluations: Annotated[
         int | None,
         Option(help="Number of evaluations on the held-out data; by default as many as cost 10 % of the run.", min=1),
@@ -118,6 +146,20 @@ class Conversion:
     text: Annotated[str | None, Option(help="Name of the text column.")] = None
     label: Annotated[str | None, Option(help="Name of the label column.")] = None
     download: Annotated[bool, Option(help="Allow the download of a dataset.")] = False
+    samples: Annotated[
+        int | None,
+        Option(help="Number of sequences to train on with --data self; by default those of all steps, at most 2,048.", min=1),
+    ] = None
+    sampling_temperature: Annotated[float, Option(help="Temperature of --data self.", min=0.01)] = 1.0
+    sampling_top_p: Annotated[float, Option(help="Probability mass that --data self samples from.", min=0.01, max=1)] = 1.0
+    teacher_cache: Annotated[
+        int | None,
+        Option(
+            help="Number of the original's most probable tokens kept on disk for distillation, instead of running it in every "
+            "step.",
+            min=1,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -126,7 +168,7 @@ class Conversion:
     @checked
     def from_dict(cls, saved: Mapping[str, Any]) -> Conversion:
         """Rebuild the settings from a file, also one that version 0.1.0 wrote."""
-        given = {RENAMED.get(name, name): value for name, value in saved.items()}
+        given: dict[str, Any] = {RENAMED.get(name, name): tuple(x) if isinstance(x, list) else x for name, x in saved.items()}
         if given.get("train") == "all" and "lr" in given:
             given.setdefault("lr_backbone", given["lr"])  # 0.1.0 had one rate for all
         known = options(cls)
@@ -169,7 +211,7 @@ def _check(settings: Any) -> None:
         if not (option.min is None or value >= option.min) or not (option.max is None or value <= option.max):
             limits = f"at least {option.min}" if option.max is None else f"from {option.min} to {option.max}"
             raise _refused(settings, name, limits, option)
-        if name == "validation" and not 0 < value < 1:
+        if name == "validation" and not isinstance(value, str) and not 0 < value < 1:
             raise _refused(settings, name, "between 0 and 1", option)
 
 

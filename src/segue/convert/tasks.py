@@ -29,17 +29,24 @@ class Task(Protocol):
 
 
 class NextToken:
-    """Predict each token of packed texts from the ones before it."""
+    """Predict each token of packed texts from the ones before it; of texts with labels, those that have one."""
 
     quality, unit = "perplexity", ""
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        return next_token_losses(model, batch["input_ids"])[0].mean()
+        losses, _, counted = _predicted(model, batch)
+        return losses.mean() if counted is None else losses.sum() / counted.sum().clamp_min(1)
 
     def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the mean loss and the accuracy of every text."""
-        losses, hits = next_token_losses(model, batch["input_ids"])
-        return {"loss": losses.mean(1), "accuracy": hits.mean(1)}
+        losses, hits, counted = _predicted(model, batch)
+        if counted is None:
+            return {"loss": losses.mean(1), "accuracy": hits.mean(1)}
+        return {name: x.sum(1) / counted.sum(1).clamp_min(1) for name, x in {"loss": losses, "accuracy": hits}.items()}
+
+    def output_mask(self, batch: Any) -> Tensor | None:
+        """Return 1 where the model predicts a token that counts, for distillation."""
+        return F.pad((batch["labels"][:, 1:] != IGNORED).long(), (0, 1)) if "labels" in batch else None
 
     def of(self, scores: Mapping[str, float]) -> float:
         """Return the perplexity."""
@@ -48,6 +55,8 @@ class NextToken:
 
 class HiddenToken(NextToken):
     """Predict hidden tokens."""
+
+    output_mask = None  # type: ignore[assignment]  # distillation is at every token
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         logits = model(**{name: x for name, x in batch.items() if name != "labels"}).logits.float()
@@ -96,6 +105,16 @@ def next_token_losses(model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
     losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
     return losses, (logits.argmax(-1) == ids[:, 1:]).float()
+
+
+def _predicted(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return losses, hits and, where texts have labels, which of their tokens count; the others have a loss of 0."""
+    if "labels" not in batch:
+        return *next_token_losses(model, batch["input_ids"]), None
+    inputs = {name: x for name, x in batch.items() if name != "labels"}
+    logits, labels = model(**inputs, use_cache=False).logits[:, :-1].float(), batch["labels"][:, 1:]
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+    return losses, (logits.argmax(-1) == labels).float(), labels != IGNORED
 
 
 def embedded(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

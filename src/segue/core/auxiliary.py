@@ -24,6 +24,7 @@ from segue.losses import (
     OnTeacherStream,
     PairLoss,
     PredictionDistillation,
+    TopProbabilities,
     is_relative_error,
     stated_axis,
 )
@@ -52,6 +53,7 @@ class AuxiliaryLosses:
         self.plan = plan
         self.seams = seams
         self.original = original
+        self.cached: CachedTeacher | None = None  # what the original returned, computed before the run
         self.calls: list[Call] = []
         self.guidance: dict[str, float] = {}
         self.distill = 0.0
@@ -108,7 +110,9 @@ class AuxiliaryLosses:
                 "add it to the loss: loss = task_loss + handover.aux_loss().",
             )
 
-    def losses(self, model: nn.Module, mask: Tensor | None, as_teacher: _AsTeacher) -> dict[str, Tensor]:
+    def losses(
+        self, model: nn.Module, mask: Tensor | None, as_teacher: _AsTeacher, output_mask: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Return the weighted parts of the forwards since the last call, by name."""
         if not (torch.is_grad_enabled() and model.training):
             return {}
@@ -123,13 +127,16 @@ class AuxiliaryLosses:
                 "No training forward has run since the last step.",
                 "call the model in training mode first, then aux_loss(), then backward().",
             )
-        self._parts = self._compute(model, mask, as_teacher)
+        self._parts = self._compute(model, mask, mask if output_mask is None else output_mask, as_teacher)
         self.calls.clear()
         return self._parts
 
-    def _compute(self, model: nn.Module, mask: Tensor | None, as_teacher: _AsTeacher) -> dict[str, Tensor]:
+    def _compute(
+        self, model: nn.Module, mask: Tensor | None, output_mask: Tensor | None, as_teacher: _AsTeacher
+    ) -> dict[str, Tensor]:
         students = {name: _taken(seam) for name, seam in self.seams.items()}
-        outputs, streams = self._teacher_pass(model, as_teacher) if self.wants_calls else ([], {})
+        passes = self.wants_calls and self.cached is None
+        outputs, streams = self._teacher_pass(model, as_teacher) if passes else ([], {})
         parts: dict[str, Tensor] = {}
         for name in self.guidance:
             pairs = students.pop(name)  # freed as soon as its loss is computed
@@ -139,10 +146,12 @@ class AuxiliaryLosses:
                 continue
             parts[f"guidance/{name}"] = self.guide(model, name, pairs, mask)
         if self.distill > 0 and self.plan.distill is not None and self.calls:
-            pairs = [
-                (self._logits(theirs), self._logits(ours)) for theirs, (_, _, ours) in zip(outputs, self.calls, strict=True)
-            ]
-            shares = shares_of(self.plan.distill, pairs, mask)
+            ours = [logits_of(self.plan.distill, output) for _, _, output in self.calls]
+            theirs: list[Any] = [logits_of(self.plan.distill, output) for output in outputs]
+            if self.cached is not None:
+                theirs = [self.cached(args, kwargs, x) for (args, kwargs, _), x in zip(self.calls, ours, strict=True)]
+            pairs = list(zip(theirs, ours, strict=True))
+            shares = shares_of(self.plan.distill, pairs, output_mask)
             parts["distill"] = self.distill * torch.stack(shares).mean()
             if self.measured and isinstance(self.plan.distill, LogitDistillation):
                 self._note(DIVERGENCE, shares, pairs)
@@ -226,33 +235,6 @@ class AuxiliaryLosses:
             axis = self._axes[key]
         return axis
 
-    def _logits(self, output: Any) -> Tensor:
-        """Take what is compared out of the output of the model: logits, or a prediction."""
-        kind = type(self.plan.distill).__name__
-        name, own = ("prediction", "sample") if isinstance(self.plan.distill, PredictionDistillation) else ("logits", "logits")
-        pick = getattr(self.plan.distill, name, None)
-        if pick is not None:
-            picked = pick(output)
-            if not (isinstance(picked, Tensor) and picked.is_floating_point()):
-                raise PlanError(
-                    f"{kind}({name}=...) must return a floating tensor, got {type(picked).__name__}.",
-                    f"It is called with the output of the model, of type {type(output).__name__}.",
-                    f"return the {name}.",
-                )
-            return picked
-        if isinstance(found := getattr(output, own, None), Tensor):
-            return found
-        if isinstance(output, dict) and isinstance(output.get(own), Tensor):
-            return output[own]  # type: ignore[no-any-return]
-        found = next((x for x in tensors(output) if x.is_floating_point() and x.dim() >= 2), None)
-        if found is None:
-            raise PlanError(
-                f"{kind} finds no {name} in the output of the model.",
-                f"{type(output).__name__} holds no floating tensor with two or more dimensions.",
-                f"name them: {kind}({name}=lambda output: ...).",
-            )
-        return found
-
     def _refuse_blind(self) -> None:
         blind = [name for name in self.guidance if self.seams[name].blind and not self.seams[name].records]
         if blind:
@@ -263,7 +245,36 @@ class AuxiliaryLosses:
             )
 
 
+def logits_of(distill: object, output: Any) -> Tensor:
+    """Take what is compared out of the output of the model: logits, or a prediction."""
+    kind = type(distill).__name__
+    name, own = ("prediction", "sample") if isinstance(distill, PredictionDistillation) else ("logits", "logits")
+    pick = getattr(distill, name, None)
+    if pick is not None:
+        picked = pick(output)
+        if not (isinstance(picked, Tensor) and picked.is_floating_point()):
+            raise PlanError(
+                f"{kind}({name}=...) must return a floating tensor, got {type(picked).__name__}.",
+                f"It is called with the output of the model, of type {type(output).__name__}.",
+                f"return the {name}.",
+            )
+        return picked
+    if isinstance(found := getattr(output, own, None), Tensor):
+        return found
+    if isinstance(output, dict) and isinstance(output.get(own), Tensor):
+        return output[own]  # type: ignore[no-any-return]
+    found = next((x for x in tensors(output) if x.is_floating_point() and x.dim() >= 2), None)
+    if found is None:
+        raise PlanError(
+            f"{kind} finds no {name} in the output of the model.",
+            f"{type(output).__name__} holds no floating tensor with two or more dimensions.",
+            f"name them: {kind}({name}=lambda output: ...).",
+        )
+    return found
+
+
 _AsTeacher = Callable[[], AbstractContextManager[Any]]
+CachedTeacher = Callable[[tuple[Any, ...], dict[str, Any], Tensor], TopProbabilities]  # (args, kwargs, student's logits)
 
 
 def _taken(seam: Seam) -> list[tuple[Tensor, ...]]:

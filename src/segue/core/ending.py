@@ -63,7 +63,7 @@ def release_teachers(handover: Handover, state: StepState) -> None:
     """Free the teachers that no later step of the run needs."""
     assert handover.total_steps is not None
     plan = handover.plan
-    if plan.distill is not None and plan.train == "students":
+    if plan.distill is not None and plan.train == "students" and handover.auxiliary.cached is None:
         return  # the distillation needs the original model to the end
     gone: list[nn.Module] = []
     for site in handover.sites:

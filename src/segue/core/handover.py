@@ -277,20 +277,21 @@ class Handover(Copied):
             return task_loss.detach() * weight  # nothing learns from it: no backward either
         return task_loss if weight == 1.0 else task_loss * weight
 
-    def aux_loss(self, mask: Tensor | None = None) -> Tensor:
+    def aux_loss(self, mask: Tensor | None = None, *, output_mask: Tensor | None = None) -> Tensor:
         """Return the weighted sum of guidance and distillation over the samples of the forwards since the last call.
 
-        `mask` is 1 where a token counts and 0 where it is padding. The sum is 0 in evaluation and when the plan has neither.
+        `mask` is 1 where a token counts and 0 where it is padding; distillation takes `output_mask`, if there is one, such as
+        of the tokens that a chat's assistant writes. The sum is 0 in evaluation and when the plan has neither.
         """
-        parts = self.losses(mask)
+        parts = self.losses(mask, output_mask=output_mask)
         device = next(iter(self.seams.values())).student_weight.device
         return sum((part.to(device) for part in parts.values()), start=torch.zeros((), device=device))
 
     @checked
-    def losses(self, mask: Tensor | None = None) -> dict[str, Tensor]:
+    def losses(self, mask: Tensor | None = None, *, output_mask: Tensor | None = None) -> dict[str, Tensor]:
         """Return the named parts of `aux_loss`: 'guidance/<site>' and 'distill'."""
         self.require_running("aux_loss()")
-        return self.auxiliary.losses(self.model, mask, self.as_teacher)
+        return self.auxiliary.losses(self.model, mask, self.as_teacher, output_mask)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what trains, under the names that the finished model will have."""

@@ -170,6 +170,10 @@ class Batches:
         """Choose the order of an epoch."""
         self.epoch = epoch
 
+    def in_order(self) -> InOrder:
+        """Return all examples in their order, each batch with the same randomness."""
+        return InOrder(self.count, self.size, lambda chosen: self.make(chosen, torch.Generator().manual_seed(self.seed)))
+
     def __len__(self) -> int:
         return self.count // self.size
 

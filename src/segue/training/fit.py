@@ -39,7 +39,8 @@ from segue.training.monitor import Monitor
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
 from segue.training.resume import Checkpoints, Interruption, settings_of
-from segue.training.tasks import LossFn, Scores, require_gradient, scalar
+from segue.training.tasks import LossFn, Scores, output_mask, require_gradient, scalar
+from segue.training.teacher_cache import TeacherCache
 from segue.training.undo import Undo, remove_released
 from segue.training.weights import FiniteWeights
 
@@ -86,6 +87,7 @@ def fit(
     on_eval: Callable[[dict[str, Any]], None] | None = None,
     trackers: Sequence[str] = (),
     split_batches: bool = True,
+    teacher_cache: TeacherCache | None = None,
     progress: str | None = "training",
     step_costs: Sequence[PositiveFloat] | None = None,
 ) -> Fit:
@@ -101,10 +103,13 @@ def fit(
     that one. A recipe, plan, length or data other than those of the checkpoint are refused, and what differs is listed;
     `allow_changes=("recipe.lr",)` says that it may. When fit fails or is stopped, the model is as it was before (unless
     FSDP2 has sharded it), and what it learned is in the checkpoint. Launched in several processes, each takes its part of
-    every batch; with `split_batches=False` each process reads batches of its own. `step_costs` says how long steps take, one
-    number for each, of which only ratios count: for the time left, where the parts of a run are not equally fast.
+    every batch; with `split_batches=False` each process reads batches of its own. With a `teacher_cache`, distillation takes
+    from disk what the original returns, and does not run it. `step_costs` says how long steps take, one number for each, of
+    which only ratios count: for the time left, where the parts of a run are not equally fast.
     """
     _require_fit(recipe, plan, validation)
+    if teacher_cache is not None:
+        teacher_cache.require(model, plan)
     path = None if folder is None else Path(folder)
     accelerator = distributed.accelerator(recipe, trackers, path)
     processes = Processes(accelerator.device, accelerator.process_index, accelerator.num_processes, split=split_batches)
@@ -122,6 +127,8 @@ def fit(
             handover = None if plan is None else replace_(model, plan, total_steps=total)
             if handover is not None:
                 undo.follow(handover)
+                if teacher_cache is not None:
+                    handover.auxiliary.cached, handover.auxiliary.original = teacher_cache, None
             loop = Loop(model, handover, stream, loss_fn, recipe, total, accelerator, processes)
             evaluator = None
             if validation is not None:
@@ -325,7 +332,8 @@ class Loop:
                     loss = scalar(self.loss_fn(self.network, batch))
                     if self.handover is not None:
                         loss = self.handover.weighted(loss)
-                        task, loss = loss, loss + self.handover.aux_loss(padding_mask(batch))
+                        aux = self.handover.aux_loss(padding_mask(batch), output_mask=output_mask(self.loss_fn, batch))
+                        task, loss = loss, loss + aux
                 require_gradient(loss)
                 share = weight / self.recipe.accumulate
                 self.accelerator.backward(loss * share)
@@ -333,7 +341,7 @@ class Loop:
             if self.handover is not None:
                 self.parts.add(self.handover, task, share)
             if self.guard is not None and self.handover is not None:
-                measured += self._auxiliary(self.handover, padding_mask(batch)) * share
+                measured += self._auxiliary(self.handover) * share
         return batches, total, measured
 
     @property
@@ -356,9 +364,10 @@ class Loop:
                 parameter.requires_grad_(True)
                 parameter.grad = None
 
-    def _auxiliary(self, handover: Handover, mask: Tensor | None) -> Tensor:
+    def _auxiliary(self, handover: Handover) -> Tensor:
         """Return the sum of guidance and distillation and the guidance at each site, which are computed already."""
-        parts = {name: part.detach().float().to(self.accelerator.device) for name, part in handover.losses(mask).items()}
+        latest = handover.auxiliary.latest
+        parts = {name: part.detach().float().to(self.accelerator.device) for name, part in latest.items()}
         none = torch.zeros((), device=self.accelerator.device)
         of_sites = [parts.get(f"guidance/{name}", none) for name in handover.seams]
         return torch.stack([sum(parts.values(), start=none), *of_sites])

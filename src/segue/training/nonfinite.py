@@ -20,7 +20,7 @@ from segue.errors import TrainingError
 from segue.sites import is_seam
 from segue.training.distributed import Processes
 from segue.training.places import owner, plain_name
-from segue.training.tasks import LossFn
+from segue.training.tasks import LossFn, output_mask
 from segue.training.trace import Trace, finite
 
 
@@ -81,7 +81,8 @@ class Search:
                 with self.autocast():
                     parts["the loss function returns"] = self.loss_fn(self.model, micro.batch)
                     if self.handover is not None:
-                        parts |= self.handover.losses(padding_mask(micro.batch))
+                        counted = output_mask(self.loss_fn, micro.batch)
+                        parts |= self.handover.losses(padding_mask(micro.batch), output_mask=counted)
             except Exception as error:
                 said = f"The same forward, repeated to find the place, raises {type(error).__name__}: {error}"
                 return self._in_forward(trace) or said

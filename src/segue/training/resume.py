@@ -69,6 +69,8 @@ def settings_of(loop: Loop) -> dict[str, Any]:
     settings = {f"recipe.{name}": value for name, value in recipe.items()}
     if isinstance(loop.loss_fn, Classification):  # a loss of the user's own cannot be compared
         settings["loss.label_smoothing"] = loop.loss_fn.label_smoothing
+    cached = None if loop.handover is None else loop.handover.auxiliary.cached
+    settings["teacher_cache"] = None if cached is None else cached.index  # type: ignore[attr-defined]
     readers = 1 if loop.processes.split else loop.processes.world
     batches = {"per_epoch": loop.stream.per_epoch, "first": loop.stream.first, "processes": readers}
     return settings | {f"batches.{name}": value for name, value in batches.items()}

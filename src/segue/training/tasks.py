@@ -23,6 +23,12 @@ LossFn: TypeAlias = Annotated[  # (model, batch) -> scalar
 Scores: TypeAlias = Callable[[nn.Module, Any], Mapping[str, Tensor]]  # (model, batch) -> one number per example, by name
 
 
+def output_mask(loss_fn: object, batch: Any) -> Tensor | None:
+    """Return which outputs of the model count in a batch, where a task knows that, as of the replies in a chat."""
+    mask = getattr(loss_fn, "output_mask", None)
+    return mask(batch) if callable(mask) else None
+
+
 def scalar(loss: object) -> Tensor:
     """Return what a loss function returned, and refuse what is not one number as a tensor."""
     if isinstance(loss, Tensor) and loss.numel() == 1:
