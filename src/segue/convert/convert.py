@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from segue.convert import folder, pretrained, recipes, rehearsal
 from segue.convert.data import Data, load
 from segue.convert.options import Conversion
 from segue.convert.pretrained import Base, open_base
+from segue.convert.tasks import agreement, frozen_copy
 from segue.errors import ConfigError
 from segue.integrations.peft import add_lora_, merge_lora_
 from segue.plan import Plan, decode
@@ -170,6 +172,8 @@ class Run:
 
     def train(self, work: Path, say: Callable[[str], None], **resuming: Any) -> Fit:
         """Train the students, or resume their training."""
+        sharded = self.settings.shard and launch.launched().world > 1  # which a copy that every process holds would undo
+        original = None if sharded else frozen_copy(self.base.model, shares=self.plan.train == "students")
         return fit(
             self.base.model,
             self.plan,
@@ -177,7 +181,7 @@ class Run:
             self.data.task,
             recipe=self.recipe,
             validation=rehearsal.first(self.data.held_out, self.settings.eval_batches),
-            scores=self.data.task.scores,
+            scores=partial(self.data.task.scores, original=original),
             folder=work,
             evaluations=self.settings.evaluations or EVALUATIONS,
             on_eval=lambda point: say(_line(self.data, self.seen, point)),
@@ -214,7 +218,10 @@ def _quality(data: Data, scores: dict[str, float]) -> str:
 def _line(data: Data, original: dict[str, float], point: dict[str, Any]) -> str:
     parts = {"original": original, "blend": point["blend"], "students": point["students"]}
     shown = ", ".join(f"{name} {data.task.of(scores):.4g}" for name, scores in parts.items())
-    return f"step {point['step']}, alpha {point['alpha']:.2f}: {data.task.quality} of {shown}"
+    said = agreement(point["students"])
+    return f"step {point['step']}, alpha {point['alpha']:.2f}: {data.task.quality} of {shown}" + (
+        said and f"; students: {said}"
+    )
 
 
 def _refuse_finished(out: Path) -> None:

@@ -134,7 +134,9 @@ def agreement(scores: Mapping[str, float]) -> str:
     >>> agreement({"loss": 2.0, "kl": 0.1234, "same_first_choice": 0.875}), agreement({"loss": 2.0})
     ('KL 0.123, same first choice 87.5 %', '')
     """
-    return f"KL {significant(scores['kl'])}, same first choice {100 * scores['same_first_choice']:.1f} %" if "kl" in scores else ""
+    if "kl" not in scores:
+        return ""
+    return f"KL {significant(scores['kl'])}, same first choice {100 * scores['same_first_choice']:.1f} %"
 
 
 def frozen_copy(model: nn.Module, *, shares: bool) -> nn.Module:

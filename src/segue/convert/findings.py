@@ -1,0 +1,170 @@
+"""Findings: what a comparison measured, as a table and as sentences, what the converted model is worse in first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from segue.convert.compare import SIDES
+from segue.reporting.formatting import counted, duration, interval, memory, percent_interval, significant
+from segue.reporting.statistics import Interval
+
+READING, GENERATING, RECALLING, RUNNING = "On held-out text", "When it generates", "When it has to recall", "Speed and memory"
+RECALL = {"copy": "copied words", "associative": "associative recall", "retrieval": "key-value retrieval"}
+
+
+class Row(NamedTuple):
+    """One quantity of both models; `worse` says that the converted one is worse beyond the interval of this row."""
+
+    what: str
+    original: str
+    converted: str
+    compared: str = ""
+    worse: bool = False
+    part: str = READING
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """Return the table of a comparison, quality first."""
+    if results["kind"] == "encoder":
+        quality = [Row("cosine of the two embeddings", "", "", interval(results["cosine"]))]
+        if results["same_neighbour"] is not None:
+            quality.append(Row("same nearest neighbour", "", "", percent_interval(results["same_neighbour"])))
+    else:
+        quality = _choices(results)
+    if results["kind"] == "causal":
+        quality += [*_generation(results["greedy"]), *_recall(results.get("recall", {})), *_harness(results.get("harness", []))]
+    parameters = _pair("parameters", results["parameters"], lambda count: f"{count:,}")
+    return [*quality, *_speed(results), parameters]
+
+
+def worse(results: dict[str, Any]) -> str:
+    """Say in one sentence what the converted model is worse in."""
+    found = [f"{row.what} ({row.compared or row.converted})" for row in rows(results) if row.worse]
+    if not found:
+        return "In nothing that is measured here is the converted model worse beyond the 95 % interval."
+    return f"Worse than the original, beyond the 95 % interval: {'; '.join(found)}."
+
+
+def sentences(results: dict[str, Any]) -> list[str]:
+    """Say what the numbers are based on."""
+    data, counts, meta = results["data"], results["examples"], results["meta"]
+    source = "may contain data that the conversion was trained on"
+    if data["held_out_by_the_conversion"]:
+        source = "the conversion held out"
+    found = [
+        f"One conversion with one seed: {counted(len(results['replaced']['sites']), 'site')} replaced by "
+        f"{results['replaced']['student']}, {results['replaced']['steps']:,} steps.",
+        f"Evaluated on {counts['count']:,} {counts['what']} of {data['name']}, which {source}. "
+        "The intervals treat them as independent. Other data gives other numbers.",
+        f"Both models compute in float32 on {results['device']} with {counted(meta['hardware']['threads'], 'thread')}; the "
+        f"comparison took {duration(meta['seconds'])}. Times depend on the machine and on its load.",
+    ]
+    if results["contexts_omitted"]:
+        omitted = ", ".join(f"{context:,}" for context in results["contexts_omitted"])
+        found.append(f"Omitted, because the original has too few positions: {omitted} tokens.")
+    return found
+
+
+def branch_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the table of the branches: the complete converted model, and without each branch; empty if it has none."""
+    return [
+        (
+            f"without {row['without']}" if row["without"] else "complete",
+            interval(row["perplexity"]),
+            interval(row["kl"]),
+            percent_interval(row["same_first_choice"]),
+            *(percent_interval(row["recall"][name]) for name in ("copy", "associative")),
+        )
+        for row in results.get("branches", [])
+    ]
+
+
+BRANCH_HEADINGS = ("", "perplexity", "KL, nats", "same first choice", "copied words", "associative recall")
+
+
+def _choices(results: dict[str, Any]) -> list[Row]:
+    found = []
+    if results["kind"] in ("causal", "masked"):
+        original, converted = (interval(results["perplexity"][side]) for side in SIDES)
+        found.append(Row("perplexity", original, converted, *_times(results["perplexity_ratio"])))
+    name = {"causal": "next token correct", "masked": "hidden token correct"}.get(results["kind"], "accuracy")
+    return [
+        *found,
+        Row(name, *(percent_interval(results["accuracy"][side]) for side in SIDES)),
+        Row("same first choice", "", "", percent_interval(results["same_first_choice"])),
+        Row("KL divergence, nats", "", "", interval(results["kl"])),
+    ]
+
+
+def _generation(greedy: dict[str, Any]) -> list[Row]:
+    beginning = f"{interval(greedy['equal_prefix_tokens'])} of {greedy['new_tokens']} tokens"
+    found = [
+        Row("equal beginning", "", "", beginning, part=GENERATING),
+        Row("equal tokens", "", "", percent_interval(greedy["equal_tokens"]), part=GENERATING),
+    ]
+    if "repetition" in greedy:  # since format 3
+        repeated, perplexity = greedy["repetition"], greedy["perplexity_by_the_original"]
+        shares, judged = [percent_interval(repeated[side]) for side in SIDES], [interval(perplexity[side]) for side in SIDES]
+        pairs = [f"{100 * greedy['distinct'][side]['2']:.1f} %" for side in SIDES]
+        more = _points(repeated["difference"], worse_if_more=True)
+        found += [
+            Row(f"repeats {repeated['tokens']} tokens of its own", *shares, *more, GENERATING),
+            Row("different pairs of tokens", *pairs, part=GENERATING),
+            Row("perplexity of its text to the original", *judged, *_times(perplexity["ratio"]), GENERATING),
+            Row("KL divergence on its text, nats", "", "", interval(greedy["kl_on_own_text"]["converted"]), part=GENERATING),
+        ]
+    same = greedy["cache_agreement"]
+    equal = round(same["mean"] * same["n"])
+    text = f"{equal} of {counted(same['n'], 'prompt')}"
+    return [*found, Row("equal with and without cache", "", text, worse=equal < same["n"], part=GENERATING)]
+
+
+def _recall(recall: dict[str, Any]) -> list[Row]:
+    """Return the nearest and the farthest distance of every kind."""
+    found = []
+    for name, kind in recall.items():
+        for one in (kind["rows"][0], kind["rows"][-1])[: len(kind["rows"])]:
+            original, converted = (one["accuracy"][side] for side in SIDES)
+            compared = _points(one["difference"])
+            if kind["chance"] is not None and original["low"] is not None and original["low"] <= kind["chance"]:
+                compared = "the original is at chance", False
+            what = f"{RECALL[name]}, {one['distance']} tokens back"
+            found.append(Row(what, percent_interval(original), percent_interval(converted), *compared, RECALLING))
+    return found
+
+
+def _harness(tasks: list[dict[str, Any]]) -> list[Row]:
+    return []
+
+
+def _times(found: Interval) -> tuple[str, bool]:
+    """Write a ratio, and say whether it is surely more than 1."""
+    return interval(found, lambda value: f"{value:.3f}", " times"), found["low"] is not None and found["low"] > 1
+
+
+def _points(found: Interval, *, worse_if_more: bool = False) -> tuple[str, bool]:
+    """Write a difference of two shares, and say whether it is surely for the worse."""
+    text = interval(found, lambda value: f"{100 * value:+.1f}".replace("-", "\u2212"), " points")
+    return text, found["low"] is not None and (found["low"] > 0 if worse_if_more else found["high"] < 0)
+
+
+def _speed(results: dict[str, Any]) -> list[Row]:
+    causal, measured = results["kind"] == "causal", results["speed"]
+    unit = "images" if results["images"] else "tokens"
+    found = []
+    for context in sorted({row["context"] for row in measured}):
+        rates = {row["model"]: row["tokens_per_second"] for row in measured if row["context"] == context}
+        what = f"tokens/s at {context:,}" if causal else f"{unit}/s, {context:,} at once"
+        found.append(_pair(what, rates, lambda rate: f"{rate:,.0f}"))
+    for key, name in (("cache_bytes", "cache"), ("peak_bytes", "peak memory")) if causal else ():
+        longest = max(row["context"] for row in measured)
+        sizes = {row["model"]: row[key] for row in measured if row["context"] == longest}
+        found.append(_pair(f"{name} at {longest:,}", sizes, memory))
+    return found
+
+
+def _pair(what: str, values: dict[str, Any], write: Callable[[Any], str]) -> Row:
+    original, converted = values["original"], values["converted"]
+    times = "equal" if original == converted else f"{significant(converted / original)} times"
+    return Row(what, write(original), write(converted), times, part=RUNNING)
