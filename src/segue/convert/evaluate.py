@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.border import checked
-from segue.convert import causal, compare, evaluation_page, pretrained
+from segue.convert import causal, compare, evaluation_page, harness, pretrained
 from segue.convert.data import Data, load, require_positions
 from segue.convert.options import Conversion, EvalSettings
 from segue.convert.pretrained import Base, open_base
@@ -34,6 +34,7 @@ def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = pri
     converted = pretrained.from_pretrained(settings.folder, dtype=torch.float32, digest=settings.digest)
     record = pretrained.read_record(settings.folder)
     base = _original(settings, record)
+    tasks = _tasks(settings, base)
     trained = Conversion.from_dict(record["conversion"])
     conversion = _adapted(trained, settings, base)
     data = load(base, conversion)
@@ -45,6 +46,7 @@ def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = pri
     if base.kind == "causal":
         ids = torch.cat([batch["input_ids"] for batch in batches])
         measured = causal.compare_causal(models, base, ids, settings.contexts, say)
+        measured["harness"] = harness.compare(models, base.processor, tasks) if tasks else []
     else:
         measured = compare.compare_others(models, base, data.task, batches, settings.contexts)
     results = {
@@ -87,6 +89,16 @@ def _original(settings: EvalSettings, record: Mapping[str, Any]) -> Base:
         found = f"The weights of {name} are different: sha256 {base.hash[:16]}…, not {record['base']['hash'][:16]}…"
         raise CheckpointError(fault, found, hint)
     return base
+
+
+def _tasks(settings: EvalSettings, base: Base) -> dict[str, Any]:
+    """Load the tasks to ask, before anything that takes time."""
+    if settings.harness is None:
+        return {}
+    if base.kind != "causal":
+        fault = f"the task {settings.harness!r} cannot be asked."
+        raise ConfigError(fault, f"{base.name} does not predict the next token.", "leave --harness out.")
+    return harness.load(settings.harness, download=settings.download)
 
 
 def _adapted(conversion: Conversion, settings: EvalSettings, base: Base) -> Conversion:

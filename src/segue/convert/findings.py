@@ -9,7 +9,8 @@ from segue.convert.compare import SIDES
 from segue.reporting.formatting import counted, duration, interval, memory, percent_interval, significant
 from segue.reporting.statistics import Interval
 
-READING, GENERATING, RECALLING, RUNNING = "On held-out text", "When it generates", "When it has to recall", "Speed and memory"
+READING, GENERATING, RECALLING = "On held-out text", "When it generates", "When it has to recall"
+CHOOSING, RUNNING = "When it has to choose", "Speed and memory"
 RECALL = {"copy": "copied words", "associative": "associative recall", "retrieval": "key-value retrieval"}
 
 
@@ -135,7 +136,15 @@ def _recall(recall: dict[str, Any]) -> list[Row]:
 
 
 def _harness(tasks: list[dict[str, Any]]) -> list[Row]:
-    return []
+    found = []
+    for task in tasks:
+        shares, always = ([percent_interval(task[key][side]) for side in SIDES] for key in ("accuracy", "in_every_order"))
+        found.append(
+            Row(f"{task['task']}, {counted(task['orders'], 'order')}", *shares, *_points(task["difference"]), CHOOSING)
+        )
+        if task["orders"] > 1:
+            found.append(Row(f"{task['task']}, right in every order", *always, part=CHOOSING))
+    return found
 
 
 def _times(found: Interval) -> tuple[str, bool]:
