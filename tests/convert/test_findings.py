@@ -96,3 +96,11 @@ def test_a_conversion_whose_cache_is_broken_is_worse(results):
     assert "equal with and without cache" in found_in(
         results, greedy=generation.compare(models, ids, tokenizer(), lambda said: None)
     )
+
+
+@torch.no_grad()
+def test_a_conversion_that_returns_nan_is_worse(results):
+    models = {"original": model("llama"), "converted": model("llama")}
+    models["converted"].lm_head.weight[7] = torch.nan
+    read = compare.of_tokens(compare.token_by_token(models, torch.arange(4, 68).view(4, 16)))
+    assert "perplexity" in found_in(results, **read)

@@ -182,6 +182,8 @@ def test_intervals_of_proportions_stay_between_0_and_1_and_narrow_with_examples(
     assert proportion_interval(torch.ones(4))["low"] < proportion_interval(torch.ones(400))["low"] < 1
     found = proportion_interval(torch.tensor([0.99, 1.0, 0.5]))
     assert 0 < found["low"] < found["mean"] < found["high"] < 1
+    assert math.isnan(mean_interval(torch.zeros(0))["mean"])
+    assert mean_interval(torch.tensor([1.0, math.inf, 2.0])) == {"mean": math.inf, "low": None, "high": None, "n": 3}
     assert mean_interval(torch.tensor([2.0])) == {"mean": 2.0, "low": None, "high": None, "n": 1}
     assert transform(exponential, mean_interval(torch.tensor([1e4])))["mean"] == math.inf
 

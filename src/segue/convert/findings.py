@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -149,13 +150,18 @@ def _harness(tasks: list[dict[str, Any]]) -> list[Row]:
 
 def _times(found: Interval) -> tuple[str, bool]:
     """Write a ratio, and say whether it is surely more than 1."""
-    return interval(found, lambda value: f"{value:.3f}", " times"), found["low"] is not None and found["low"] > 1
+    return interval(found, lambda value: f"{value:.3f}", " times"), _broken(found) or (found["low"] or 0) > 1
 
 
 def _points(found: Interval, *, worse_if_more: bool = False) -> tuple[str, bool]:
     """Write a difference of two shares, and say whether it is surely for the worse."""
     text = interval(found, lambda value: f"{100 * value:+.1f}".replace("-", "\u2212"), " points")
-    return text, found["low"] is not None and (found["low"] > 0 if worse_if_more else found["high"] < 0)
+    return text, _broken(found) or ((found["low"] or 0) > 0 if worse_if_more else (found["high"] or 0) < 0)
+
+
+def _broken(found: Interval) -> bool:
+    """Say whether a model returned inf or NaN."""
+    return found["mean"] is None or not math.isfinite(found["mean"])
 
 
 def _speed(results: dict[str, Any]) -> list[Row]:

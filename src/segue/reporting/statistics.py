@@ -196,7 +196,7 @@ def average_ranks(scores: Mapping[str, Sequence[float]]) -> Ranks | None:
 
 
 def mean_interval(values: Tensor) -> Interval:
-    """Estimate a mean from one value per example, by Student's t.
+    """Estimate a mean from one value per example, by Student's t; inf or NaN makes it inf or NaN.
 
     >>> from torch import tensor
     >>> found = mean_interval(tensor([1.0, 2.0, 3.0]))
@@ -204,8 +204,8 @@ def mean_interval(values: Tensor) -> Interval:
     (2.0, 4.484, 3)
     """
     found = estimate(values.double().tolist())
-    if found is None:
-        return {"mean": math.nan, "low": None, "high": None, "n": 0}
+    if found is None or found.n < values.numel():
+        return {"mean": values.double().mean().item(), "low": None, "high": None, "n": values.numel()}
     if found.half is None:
         return {"mean": found.mean, "low": None, "high": None, "n": 1}
     return {"mean": found.mean, "low": found.mean - found.half, "high": found.mean + found.half, "n": found.n}
