@@ -20,7 +20,7 @@ class Bigrams(transformers.PreTrainedModel, transformers.GenerationMixin):
     config_class = transformers.LlamaConfig
 
     def __init__(self, back: float) -> None:
-        super().__init__(transformers.LlamaConfig(vocab_size=VOCABULARY, hidden_size=8))
+        super().__init__(transformers.LlamaConfig(vocab_size=VOCABULARY, hidden_size=8, num_attention_heads=1))
         logits = torch.full((VOCABULARY, VOCABULARY), -8.0)
         for token in range(VOCABULARY):
             logits[token, (token + 1) % VOCABULARY] = 4.0
@@ -31,7 +31,7 @@ class Bigrams(transformers.PreTrainedModel, transformers.GenerationMixin):
     def prepare_inputs_for_generation(self, input_ids, **kwargs):
         return {"input_ids": input_ids}
 
-    def forward(self, input_ids, **kwargs):
+    def forward(self, input_ids, attention_mask=None, **kwargs):
         return transformers.modeling_outputs.CausalLMOutput(logits=self.table(input_ids))
 
 

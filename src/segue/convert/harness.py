@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ def load(name: str, *, download: bool) -> dict[str, Any]:
         raise MissingExtraError(fault, f"lm-evaluation-harness cannot be imported: {error}.", "pip install lm_eval") from error
     try:
         with nullcontext() if download else without_network():
-            tasks: dict[str, Any] = TaskManager().load([name])["tasks"]
+            known = not Path(name).is_file()  # reading the list of all tasks takes seconds
+            tasks: dict[str, Any] = TaskManager(include_defaults=known).load([name])["tasks"]
     except Exception as error:  # of the harness, of `datasets`, or of code in a task
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         hint = "`lm_eval ls tasks` lists the names; a task's data may need --download."
@@ -47,7 +49,9 @@ def compare(models: Models, tokenizer: Any, tasks: Mapping[str, Any]) -> list[di
     """Ask both models the questions of every task; the unit of an interval is a question, over all orders of its options."""
     from lm_eval.models.huggingface import HFLM
 
-    readers = {side: HFLM(pretrained=models[side], tokenizer=tokenizer, batch_size=AT_ONCE) for side in SIDES}
+    plain, marked = (tokenizer("a", add_special_tokens=marks)["input_ids"] for marks in (False, True))
+    marks = {"add_bos_token": False} if marked[-1] != plain[-1] else {}  # an end mark would stand between prompt and option
+    readers = {side: HFLM(pretrained=models[side], tokenizer=tokenizer, batch_size=AT_ONCE, **marks) for side in SIDES}
     rows = []
     for name, task in tasks.items():
         asked = [orders(task, dict(document)) for document in islice(task.eval_docs, QUESTIONS)]

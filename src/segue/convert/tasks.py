@@ -15,6 +15,7 @@ from segue.reporting.formatting import significant
 from segue.training.tasks import Classification
 
 IGNORED = -100  # the label of tokens that are not predicted
+ROWS_AT_ONCE = 16  # of logits, so that they stay in a processor's cache: twice as fast
 
 
 class Task(Protocol):
@@ -113,19 +114,20 @@ class Outputs:
 
 def token_scores(logits: Tensor, labels: Tensor, original: Tensor | None = None) -> dict[str, Tensor]:
     """Return loss and accuracy (0 or 1) of every prediction, and with the original's logits the distance from it."""
-    losses = F.cross_entropy(logits.movedim(-1, 1), labels, ignore_index=IGNORED, reduction="none")
+    losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
     first = logits.argmax(-1)
-    found = {"loss": losses, "accuracy": (first == labels).float()}
+    found = {"loss": losses.view(labels.shape), "accuracy": (first == labels).float()}
     if original is not None:
         found |= {"kl": divergence(original, logits), "same_first_choice": (first == original.argmax(-1)).float()}
     return found
 
 
 def divergence(original: Tensor, converted: Tensor) -> Tensor:
-    """Return KL(original || converted) of logits, in nats; one text at a time, because vocabularies are large."""
-    pairs = zip(original, converted, strict=True)
-    logs = ((p.log_softmax(-1), q.log_softmax(-1)) for p, q in pairs)
-    return torch.stack([F.kl_div(q, p, reduction="none", log_target=True).sum(-1).clamp_min(0) for p, q in logs])
+    """Return KL(original || converted) of logits, in nats; a few at a time, because vocabularies are large."""
+    parts = [x.flatten(0, -2).split(ROWS_AT_ONCE) for x in (original, converted)]
+    logs = ((p.log_softmax(-1), q.log_softmax(-1)) for p, q in zip(*parts, strict=True))
+    found = [F.kl_div(q, p, reduction="none", log_target=True).sum(-1).clamp_min(0) for p, q in logs]
+    return torch.cat(found).view(original.shape[:-1])
 
 
 def agreement(scores: Mapping[str, float]) -> str:
