@@ -22,7 +22,7 @@ def test_a_model_agrees_with_itself(base):
     for kind in found["recall"].values():
         for row in kind["rows"]:
             assert row["accuracy"]["original"] == row["accuracy"]["converted"]
-            assert row["difference"]["mean"] == 0
+            assert row["gain"]["difference"]["mean"] == 0
     results = {**found, "kind": "causal", "images": False, "parameters": {"original": 1, "converted": 1}}
     assert findings.worse(results).startswith("In nothing")
     assert said == [

@@ -40,7 +40,7 @@ def test_the_page_the_figures_and_the_table_are_there(evaluated, results):
     out, printed = evaluated
     names = {figure.name for figure in evaluation_page.figures(results)}
     assert {path.name for path in out.iterdir()} == {"results.json", "index.html", *(f"{name}.png" for name in names)}
-    assert len(names) == 12
+    assert len(names) == 13
     for row in findings.rows(results):
         assert row.what in printed
     assert "which the conversion held out" in " ".join(printed.split())

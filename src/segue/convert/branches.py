@@ -12,10 +12,11 @@ from segue.convert import compare as comparison
 from segue.convert import recall
 from segue.convert.compare import Models
 from segue.convert.recall import Probe
-from segue.reporting.statistics import proportion_interval
+from segue.reporting.statistics import mean_interval
 from segue.training.progress import Progress
 
 TEXTS = 32  # of the held-out ones
+RECALL = ("text", "associative")  # at its farthest distance
 
 
 def compare(models: Models, ids: Tensor, probes: Mapping[str, list[Probe]]) -> list[dict[str, Any]]:
@@ -26,7 +27,7 @@ def compare(models: Models, ids: Tensor, probes: Mapping[str, list[Probe]]) -> l
     for done, name in enumerate((None, *names) if names else (), start=1):
         with without(models["converted"], name):
             tokens = comparison.of_tokens(comparison.token_by_token(models, ids[:TEXTS], None))
-            asked = {each: recall.answered(models["converted"], probes[each][-1]) for each in ("copy", "associative")}
+            asked = {each: recall.answered(models["converted"], probes[each][-1])["gain"] for each in RECALL}
         rows.append(
             {
                 "without": name,
@@ -34,7 +35,7 @@ def compare(models: Models, ids: Tensor, probes: Mapping[str, list[Probe]]) -> l
                 "perplexity": tokens["perplexity"]["converted"],
                 "kl": tokens["kl"],
                 "same_first_choice": tokens["same_first_choice"],
-                "recall": {each: proportion_interval(found["accuracy"].mean(1)) for each, found in asked.items()},
+                "gain": {each: mean_interval(found.mean(1)) for each, found in asked.items()},
             }
         )
         show(done, name or "complete")

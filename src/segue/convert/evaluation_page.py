@@ -38,7 +38,8 @@ DARK = Theme("#181c23", "#e8ebf0", "#a3acb9", "#262c35", True)
 Read = Callable[[dict[str, Any]], Interval]  # a value of a row
 Style = tuple[tuple[str, str], str, str]  # colours for light and dark, marker, dash
 RECALL = {  # titles and captions
-    "copy": ("Copying", "Random words, then the same again: is the next word of the second copy the first choice?"),
+    "text": ("Copied text", "Held-out text, then the same again: how much less does a token surprise the second time?"),
+    "words": ("Copied words", "Random words, then the same again: how much less does a word surprise the second time?"),
     "associative": (
         "Associative recall",
         "Pairs of words, ordinary text, then the first words of the pairs in another order: which word followed?",
@@ -174,14 +175,18 @@ def _greedy(results: dict[str, Any]) -> Figure:
 
 def _recall(recall: dict[str, Any]) -> list[Figure]:
     def figure(name: str, kind: dict[str, Any]) -> Figure:
+        chance = kind["chance"]
+
         def fill(axes: Any, theme: Theme) -> None:
             x = [row["distance"] for row in kind["rows"]]
             for side, style in STYLES.items():
-                _line(axes, theme, style, x, [_percent(row["accuracy"][side]) for row in kind["rows"]], side)
-            if kind["chance"] is not None:
-                axes.axhline(100 * kind["chance"], color=theme.soft, linewidth=1, linestyle=":", label="chance")
+                found = [row["gain"][side] if chance is None else _percent(row["accuracy"][side]) for row in kind["rows"]]
+                _line(axes, theme, style, x, found, side)
+            level = 0 if chance is None else 100 * chance
+            axes.axhline(level, color=theme.soft, linewidth=1, linestyle=":", label=None if chance is None else "chance")
             _doublings(axes, x)
-            axes.set(xlabel="tokens back", ylabel="right answers (%)", ylim=(-3, 103))
+            axes.set(xlabel="tokens back", ylabel="gain, nats" if chance is None else "right answers (%)")
+            axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
             axes.legend()
 
         title, caption = RECALL[name]

@@ -12,7 +12,15 @@ from segue.reporting.statistics import Interval
 
 READING, GENERATING, RECALLING = "On held-out text", "When it generates", "When it has to recall"
 CHOOSING, RUNNING = "When it has to choose", "Speed and memory"
-RECALL = {"copy": "copied words", "associative": "associative recall", "retrieval": "key-value retrieval"}
+RECALL = {
+    "text": "copied text",
+    "words": "copied words",
+    "associative": "associative recall",
+    "retrieval": "key-value retrieval",
+}
+
+
+FEW = 0.05  # right answers, of all tokens
 
 
 class Row(NamedTuple):
@@ -76,13 +84,13 @@ def branch_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
             interval(row["perplexity"]),
             interval(row["kl"]),
             percent_interval(row["same_first_choice"]),
-            *(percent_interval(row["recall"][name]) for name in ("copy", "associative")),
+            *(interval(row["gain"][name]) for name in ("text", "associative")),
         )
         for row in results.get("branches", [])
     ]
 
 
-BRANCH_HEADINGS = ("", "perplexity", "KL, nats", "same first choice", "copied words", "associative recall")
+BRANCH_HEADINGS = ("", "perplexity", "KL, nats", "same first choice", "gain, copied text", "gain, associative recall")
 
 
 def _choices(results: dict[str, Any]) -> list[Row]:
@@ -111,9 +119,9 @@ def _generation(greedy: dict[str, Any]) -> list[Row]:
         pairs = [f"{100 * greedy['distinct'][side]['2']:.1f} %" for side in SIDES]
         more = _points(repeated["difference"], worse_if_more=True)
         found += [
-            Row(f"repeats {repeated['tokens']} tokens of its own", *shares, *more, GENERATING),
-            Row("different pairs of tokens", *pairs, part=GENERATING),
-            Row("perplexity of its text to the original", *judged, *_times(perplexity["ratio"]), GENERATING),
+            Row(f"repeated {repeated['tokens']}-grams", *shares, *more, GENERATING),
+            Row("distinct 2-grams", *pairs, part=GENERATING),
+            Row("perplexity of its text", *judged, *_times(perplexity["ratio"]), GENERATING),
             Row("KL divergence on its text, nats", "", "", interval(greedy["kl_on_own_text"]["converted"]), part=GENERATING),
         ]
     same = greedy["cache_agreement"]
@@ -123,16 +131,17 @@ def _generation(greedy: dict[str, Any]) -> list[Row]:
 
 
 def _recall(recall: dict[str, Any]) -> list[Row]:
-    """Return the nearest and the farthest distance of every kind."""
+    """Return the nearest and the farthest distance of every kind: right answers, or the gain where the original has few."""
     found = []
     for name, kind in recall.items():
         for one in (kind["rows"][0], kind["rows"][-1])[: len(kind["rows"])]:
-            original, converted = (one["accuracy"][side] for side in SIDES)
-            compared = _points(one["difference"])
-            if kind["chance"] is not None and original["low"] is not None and original["low"] <= kind["chance"]:
-                compared = "the original is at chance", False
-            what = f"{RECALL[name]}, {one['distance']} tokens back"
-            found.append(Row(what, percent_interval(original), percent_interval(converted), *compared, RECALLING))
+            what, shares, gains = f"{RECALL[name]} at {one['distance']}", one["accuracy"], one["gain"]
+            if name != "text" and (shares["original"]["low"] or 0) > (kind["chance"] or FEW):  # much of a text is known anyway
+                cells = [percent_interval(shares[side]) for side in SIDES]
+                found.append(Row(what, *cells, *_points(shares["difference"]), RECALLING))
+            else:
+                cells = [interval(gains[side]) for side in SIDES]
+                found.append(Row(f"{what}, gain", *cells, *_nats(gains["difference"]), RECALLING))
     return found
 
 
@@ -155,8 +164,17 @@ def _times(found: Interval) -> tuple[str, bool]:
 
 def _points(found: Interval, *, worse_if_more: bool = False) -> tuple[str, bool]:
     """Write a difference of two shares, and say whether it is surely for the worse."""
-    text = interval(found, lambda value: f"{100 * value:+.1f}".replace("-", "\u2212"), " points")
+    text = interval(found, lambda value: _signed(f"{100 * value:+.1f}"), " points")
     return text, _broken(found) or ((found["low"] or 0) > 0 if worse_if_more else (found["high"] or 0) < 0)
+
+
+def _nats(found: Interval) -> tuple[str, bool]:
+    """Write a difference of two gains, and say whether it is surely for the worse."""
+    return interval(found, lambda value: _signed(f"{value:+.2f}"), " nats"), _broken(found) or (found["high"] or 0) < 0
+
+
+def _signed(text: str) -> str:
+    return text.replace("-", "+" if float(text) == 0 else "\u2212")
 
 
 def _broken(found: Interval) -> bool:

@@ -1,15 +1,18 @@
-"""Recall: whether a language model finds again what it has read, on synthetic sequences at several distances.
+"""Recall: whether a language model finds again what it has read, at several distances.
 
-- copy: random words, then the same again; every language model with induction heads continues the second copy;
+- text: held-out text, then the same again;
+- words: random words, then the same again; models with induction heads continue the second copy;
 - associative: pairs of words, ordinary text, then the first words again in another order: which one follows?
 - retrieval: lines "key: value" that fill the context, then keys again: which value?
 
-The words are single tokens of the held-out text. An answer is chosen among the values that are in the sequence, of a copy among
-all tokens.
+The words are single tokens of the held-out text. An answer is chosen among the values that are in the sequence, in a copy among
+all tokens. The gain is how much less the answer surprises than the same token at its first occurrence, in nats: it also
+tells models apart that are too small to answer.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,26 +22,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from segue.convert.compare import SIDES, Models, at_once
-from segue.reporting.statistics import bounded_interval, positive_interval, proportion_interval
+from segue.reporting.statistics import bounded_interval, mean_interval, proportion_interval
 from segue.training.progress import Progress
 
 SEED = 0
 LONGEST = 512  # tokens of a sequence, if the held-out pieces are not longer and the original has positions for it
 NEAREST = 8  # tokens
 SEQUENCES = 16  # of each distance, at least
-COPIED = 1024  # tokens in the second copies of each distance, at least
+COPIED = 1024  # tokens that are copied at each distance, at least
 PAIRS = 8
 QUESTIONS = 8  # about the lines of one sequence, at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Sequences with questions: the token after a place is the answer, and `distance` tokens before it is the same token."""
+    """Sequences with questions: the token after a place is the answer, and it stands after an earlier place too."""
 
     ids: Tensor  # (sequences, tokens)
     places: Tensor  # (sequences, questions)
-    distance: Tensor  # (sequences, questions)
+    earlier: Tensor  # (sequences, questions)
     choices: Tensor | None = None  # (sequences, choices); None: all tokens
+    distance: int | None = None  # on average; None: of every question its own, in groups of one doubling
+
+    def on(self, device: torch.device) -> Probe:
+        """Return the same on a device."""
+        tensors = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return dataclasses.replace(self, **tensors)
 
     @property
     def answers(self) -> Tensor:
@@ -48,15 +57,18 @@ class Probe:
 
 @torch.no_grad()
 def answered(model: Any, probe: Probe) -> dict[str, Tensor]:
-    """Return whether every answer is right and the loss of the right one among all tokens, (sequences, questions)."""
-    found: dict[str, list[Tensor]] = {"accuracy": [], "loss": []}
+    """Return whether every answer is right and its gain, (sequences, questions)."""
+    found: dict[str, list[Tensor]] = {"accuracy": [], "gain": []}
     size = at_once(model, probe.ids.shape[1])
     for begin in range(0, len(probe.ids), size):
         part = slice(begin, begin + size)
-        logits = model(input_ids=probe.ids[part], use_cache=False).logits.float()
-        asked = logits.gather(1, probe.places[part, :, None].expand(-1, -1, logits.shape[-1]))
         answers = probe.answers[part]
-        found["loss"].append(F.cross_entropy(asked.movedim(-1, 1), answers, reduction="none").cpu())
+        logits = model(input_ids=probe.ids[part], use_cache=False).logits.float()
+        asked, first = (
+            logits.gather(1, places[part, :, None].expand(-1, -1, logits.shape[-1])) for places in (probe.places, probe.earlier)
+        )
+        losses = [F.cross_entropy(x.movedim(-1, 1), answers, reduction="none") for x in (first, asked)]
+        found["gain"].append((losses[0] - losses[1]).cpu())
         chosen = asked.argmax(-1)
         if probe.choices is not None:
             choices = probe.choices[part]
@@ -67,7 +79,7 @@ def answered(model: Any, probe: Probe) -> dict[str, Tensor]:
 
 
 def compare(models: Models, probes: Mapping[str, list[Probe]]) -> dict[str, Any]:
-    """Ask both models, and return accuracy and loss by distance."""
+    """Ask both models, and return accuracy and gain by distance."""
     show, done = Progress("recall", sum(map(len, probes.values()))), 0
     results: dict[str, Any] = {}
     for name, each in probes.items():
@@ -76,30 +88,35 @@ def compare(models: Models, probes: Mapping[str, list[Probe]]) -> dict[str, Any]
             rows += _by_distance(probe, {side: answered(models[side], probe) for side in SIDES})
             done += 1
             show(done, name)
-        choices = None if each[0].choices is None else each[0].choices.shape[1]
-        results[name] = {"chance": choices and 1 / choices, "sequences": len(each[0].ids), "rows": rows}
+        choices = each[0].choices
+        results[name] = {"chance": None if choices is None else 1 / choices.shape[1], "sequences": SEQUENCES, "rows": rows}
     return results
 
 
 def _by_distance(probe: Probe, found: Mapping[str, Mapping[str, Tensor]]) -> list[dict[str, Any]]:
-    """Summarize by distance, in groups of one doubling; one number per sequence, whose questions are not independent."""
+    """Summarize by distance; one number per sequence, whose questions are not independent."""
+    distance = (probe.places - probe.earlier).float().cpu()
+    groups = torch.zeros_like(distance) if probe.distance is not None else distance.log2().floor()
     rows = []
-    doublings = probe.distance.float().log2().floor().cpu()
-    for doubling in doublings.unique():
-        inside = (doublings == doubling).float()
+    for group in groups.unique():
+        inside = (groups == group).float()
         has = inside.sum(1) > 0
-        by_sequence = {
+        of = {
             side: {name: ((x * inside).sum(1) / inside.sum(1).clamp_min(1))[has] for name, x in found[side].items()}
             for side in SIDES
         }
-        accuracy = {side: by_sequence[side]["accuracy"] for side in SIDES}
         rows.append(
             {
-                "distance": round(probe.distance.cpu()[inside.bool()].float().mean().item()),
+                "distance": probe.distance or round(distance[inside.bool()].mean().item()),
                 "questions": int(inside.sum()),
-                "accuracy": {side: proportion_interval(accuracy[side]) for side in SIDES},
-                "difference": bounded_interval(accuracy["converted"] - accuracy["original"], -1.0),
-                "loss": {side: positive_interval(by_sequence[side]["loss"]) for side in SIDES},
+                "accuracy": {
+                    **{side: proportion_interval(of[side]["accuracy"]) for side in SIDES},
+                    "difference": bounded_interval(of["converted"]["accuracy"] - of["original"]["accuracy"], -1.0),
+                },
+                "gain": {
+                    **{side: mean_interval(of[side]["gain"]) for side in SIDES},
+                    "difference": mean_interval(of["converted"]["gain"] - of["original"]["gain"]),
+                },
             }
         )
     return rows
@@ -113,14 +130,14 @@ def probes(tokenizer: Any, ids: Tensor, positions: int | None) -> dict[str, list
     draw = torch.Generator().manual_seed(SEED)
     text, room = ids.cpu().flatten(), longest - len(start)
     pairs = min(PAIRS, len(words) // 2, room // 5)
+    copied, paired = distances(NEAREST, room // 2), distances(2 * pairs, room - 2 * pairs)
     found = {
-        "copy": [copying(words, start, distance, draw) for distance in distances(NEAREST, room // 2)],
-        "associative": [
-            associating(words, start, text, distance, pairs, draw) for distance in distances(2 * pairs, room - 2 * pairs)
-        ],
+        "text": [copying(_pieces(text, distance, draw), start) for distance in copied],
+        "words": [copying(_words(words, distance, draw), start) for distance in copied],
+        "associative": [associating(words, start, text, distance, pairs, draw) for distance in paired],
         "retrieval": [retrieving(words, start, *_separators(tokenizer), room, draw)],
     }
-    return {name: [_on(ids.device, probe) for probe in each] for name, each in found.items()}
+    return {name: [probe.on(ids.device) for probe in each] for name, each in found.items()}
 
 
 def distances(nearest: int, farthest: int) -> list[int]:
@@ -149,12 +166,20 @@ def single_words(tokenizer: Any, ids: Tensor) -> Tensor:
     return torch.tensor(words if len(words) >= few else seen)
 
 
-def copying(words: Tensor, start: Tensor, distance: int, draw: torch.Generator) -> Probe:
-    """Repeat random words once; all of the second copy but its first word can be known."""
-    count = max(SEQUENCES, COPIED // distance)
-    once = words[torch.randint(len(words), (count, distance), generator=draw)]
-    places = len(start) + distance + torch.arange(distance - 1)
-    return _probe(start, [once, once], places.expand(count, -1), torch.tensor(distance))
+def _words(words: Tensor, distance: int, draw: torch.Generator) -> Tensor:
+    return words[torch.randint(len(words), (max(SEQUENCES, COPIED // distance), distance), generator=draw)]
+
+
+def _pieces(text: Tensor, tokens: int, draw: torch.Generator) -> Tensor:
+    begins = torch.randint(max(1, len(text) - tokens), (max(SEQUENCES, COPIED // max(1, tokens)), 1), generator=draw)
+    return text[(begins + torch.arange(tokens)) % len(text)]
+
+
+def copying(once: Tensor, start: Tensor) -> Probe:
+    """Repeat sequences once; all of the second copy but its first token can be known."""
+    count, distance = once.shape
+    earlier = (len(start) + torch.arange(distance - 1)).expand(count, -1)
+    return _probe(start, [once, once], earlier + distance, earlier, distance=distance)
 
 
 def associating(words: Tensor, start: Tensor, text: Tensor, distance: int, pairs: int, draw: torch.Generator) -> Probe:
@@ -162,16 +187,10 @@ def associating(words: Tensor, start: Tensor, text: Tensor, distance: int, pairs
     drawn = _drawn(words, SEQUENCES, 2 * pairs, draw).view(SEQUENCES, pairs, 2)
     order = torch.stack([torch.randperm(pairs, generator=draw) for _ in range(SEQUENCES)])
     again = drawn.gather(1, order[..., None].expand(-1, -1, 2))
-    between = distance - 2 * pairs
-    begins = torch.randint(max(1, len(text) - between), (SEQUENCES, 1), generator=draw)
-    places = len(start) + distance + 2 * torch.arange(pairs)
-    return _probe(
-        start,
-        [drawn.flatten(1), text[(begins + torch.arange(between)) % len(text)], again.flatten(1)],
-        places.expand(SEQUENCES, -1),
-        torch.tensor(distance),  # on average over the orders
-        choices=drawn[..., 1],
-    )
+    between = _pieces(text, distance - 2 * pairs, draw)[:SEQUENCES]
+    places = (len(start) + distance + 2 * torch.arange(pairs)).expand(SEQUENCES, -1)
+    parts = [drawn.flatten(1), between, again.flatten(1)]
+    return _probe(start, parts, places, len(start) + 2 * order, choices=drawn[..., 1], distance=distance)
 
 
 def retrieving(words: Tensor, start: Tensor, colon: Tensor, end: Tensor, room: int, draw: torch.Generator) -> Probe:
@@ -185,16 +204,12 @@ def retrieving(words: Tensor, start: Tensor, colon: Tensor, end: Tensor, room: i
     both = torch.cat([drawn, again], dim=1)
     count = (SEQUENCES, lines + questions)
     parts = (both[..., :1], colon.expand(*count, -1), both[..., 1:], end.expand(*count, -1))
-    at = lines + torch.arange(questions)
-    places = len(start) + at * size + len(colon)
-    return _probe(
-        start, [torch.cat(parts, dim=-1).flatten(1)], places.expand(SEQUENCES, -1), (at - asked) * size, choices=drawn[..., 1]
-    )
+    places, earlier = (len(start) + at * size + len(colon) for at in (lines + torch.arange(questions), asked))
+    return _probe(start, [torch.cat(parts, dim=-1).flatten(1)], places.expand(SEQUENCES, -1), earlier, choices=drawn[..., 1])
 
 
-def _probe(start: Tensor, parts: list[Tensor], places: Tensor, distance: Tensor, choices: Tensor | None = None) -> Probe:
-    ids = torch.cat([start.expand(len(places), -1), *parts], dim=1)
-    return Probe(ids=ids, places=places, distance=distance.expand(places.shape), choices=choices)
+def _probe(start: Tensor, parts: list[Tensor], places: Tensor, earlier: Tensor, **others: Any) -> Probe:
+    return Probe(ids=torch.cat([start.expand(len(places), -1), *parts], dim=1), places=places, earlier=earlier, **others)
 
 
 def _drawn(words: Tensor, sequences: int, count: int, draw: torch.Generator) -> Tensor:
@@ -206,8 +221,3 @@ def _separators(tokenizer: Any) -> tuple[Tensor, Tensor]:
     """Return the tokens of a colon and of the end of a line, after a word."""
     word, *ended = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a", "a:", "a\n"))
     return tuple(torch.tensor(ids[len(word) :], dtype=torch.long) for ids in ended)  # type: ignore[return-value]
-
-
-def _on(device: torch.device, probe: Probe) -> Probe:
-    choices = None if probe.choices is None else probe.choices.to(device)
-    return Probe(ids=probe.ids.to(device), places=probe.places.to(device), distance=probe.distance.to(device), choices=choices)
