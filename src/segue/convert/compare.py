@@ -69,7 +69,9 @@ def token_by_token(models: Models, ids: Tensor, name: str | None = "reading held
     """
     found: dict[str, list[Tensor]] = {}
     show, done = Progress(name, len(ids)), 0
-    for part in ids.split(at_once(models["original"], ids.shape[1])):
+    size = at_once(models["original"], ids.shape[1])
+    for begin in range(0, len(ids), size):
+        part = ids[begin : begin + size]
         original, converted = (models[which](input_ids=part, use_cache=False).logits[:, :-1].float() for which in SIDES)
         of_original, of_converted = token_scores(original, part[:, 1:]), token_scores(converted, part[:, 1:], original)
         _append(found, {f"{key}_original": x for key, x in of_original.items()})
@@ -163,7 +165,7 @@ def of_tokens(tokens: Mapping[str, Tensor]) -> dict[str, Any]:
     return {
         "perplexity": {side: perplexity(by_text[f"loss_{side}"]) for side in SIDES},
         "perplexity_ratio": ratio(by_text["loss_converted"], by_text["loss_original"]),
-        "accuracy": {side: proportion_interval(by_text[f"accuracy_{side}"]) for side in SIDES},
+        "accuracy": _accuracy({side: by_text[f"accuracy_{side}"] for side in SIDES}),
         "same_first_choice": proportion_interval(by_text["same_first_choice"]),
         "kl": positive_interval(by_text["kl"]),
     }
@@ -174,13 +176,18 @@ def ratio(converted: Tensor, original: Tensor) -> Interval:
     return transform(exponential, mean_interval(converted - original))
 
 
+def _accuracy(correct: Mapping[str, Tensor]) -> dict[str, Interval]:
+    difference = bounded_interval(correct["converted"] - correct["original"], -1.0)
+    return {**{side: proportion_interval(correct[side]) for side in SIDES}, "difference": difference}
+
+
 def _of_choices(losses: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Any]:
     original, converted, confidence = found["correct_original"], found["correct_converted"], found["confidence"]
     return {
         "loss": {name: positive_interval(each) for name, each in losses.items()},
         "perplexity": {name: perplexity(each) for name, each in losses.items()},
         "perplexity_ratio": ratio(losses["converted"], losses["original"]),
-        "accuracy": {name: proportion_interval(found[f"correct_{name}"]) for name in losses},
+        "accuracy": _accuracy({side: found[f"correct_{side}"].float() for side in SIDES}),
         "correct": {
             "both": int((original & converted).sum()),
             "original alone": int((original & ~converted).sum()),

@@ -50,10 +50,10 @@ def rows(results: dict[str, Any]) -> list[Row]:
 
 def worse(results: dict[str, Any]) -> str:
     """Say in one sentence what the converted model is worse in."""
-    found = [f"{row.what} ({row.compared or row.converted})" for row in rows(results) if row.worse]
+    found = [f"{row.what}: {(row.compared or row.converted).partition(' (')[0]}" for row in rows(results) if row.worse]
     if not found:
         return "In nothing that is measured here is the converted model worse beyond the 95 % interval."
-    return f"Worse than the original, beyond the 95 % interval: {'; '.join(found)}."
+    return f"Worse than the original beyond the 95 % interval. {'; '.join(found)}."
 
 
 def sentences(results: dict[str, Any]) -> list[str]:
@@ -96,12 +96,13 @@ BRANCH_HEADINGS = ("", "perplexity", "KL, nats", "same first choice", "gain, cop
 def _choices(results: dict[str, Any]) -> list[Row]:
     found = []
     if results["kind"] in ("causal", "masked"):
-        original, converted = (interval(results["perplexity"][side]) for side in SIDES)
-        found.append(Row("perplexity", original, converted, *_times(results["perplexity_ratio"])))
+        found.append(_both("perplexity", results["perplexity"], interval, _times(results["perplexity_ratio"])))
+    accuracy = results["accuracy"]
+    difference = _points(accuracy["difference"]) if "difference" in accuracy else ("", False)  # since format 3
     name = {"causal": "next token correct", "masked": "hidden token correct"}.get(results["kind"], "accuracy")
     return [
         *found,
-        Row(name, *(percent_interval(results["accuracy"][side]) for side in SIDES)),
+        _both(name, accuracy, percent_interval, difference),
         Row("same first choice", "", "", percent_interval(results["same_first_choice"])),
         Row("KL divergence, nats", "", "", interval(results["kl"])),
     ]
@@ -114,14 +115,13 @@ def _generation(greedy: dict[str, Any]) -> list[Row]:
         Row("equal tokens", "", "", percent_interval(greedy["equal_tokens"]), part=GENERATING),
     ]
     if "repetition" in greedy:  # since format 3
-        repeated, perplexity = greedy["repetition"], greedy["perplexity_by_the_original"]
-        shares, judged = [percent_interval(repeated[side]) for side in SIDES], [interval(perplexity[side]) for side in SIDES]
-        pairs = [f"{100 * greedy['distinct'][side]['2']:.1f} %" for side in SIDES]
+        repeated, judged = greedy["repetition"], greedy["perplexity_by_the_original"]
         more = _points(repeated["difference"], worse_if_more=True)
+        distinct = {side: greedy["distinct"][side]["2"] for side in SIDES}
         found += [
-            Row(f"repeated {repeated['tokens']}-grams", *shares, *more, GENERATING),
-            Row("distinct 2-grams", *pairs, part=GENERATING),
-            Row("perplexity of its text", *judged, *_times(perplexity["ratio"]), GENERATING),
+            _both(f"repeated {repeated['tokens']}-grams", repeated, percent_interval, more, GENERATING),
+            _both("distinct 2-grams", distinct, lambda share: f"{100 * share:.1f} %", part=GENERATING),
+            _both("perplexity of its text", judged, interval, _times(judged["ratio"]), GENERATING),
             Row("KL divergence on its text, nats", "", "", interval(greedy["kl_on_own_text"]["converted"]), part=GENERATING),
         ]
     same = greedy["cache_agreement"]
@@ -137,24 +137,26 @@ def _recall(recall: dict[str, Any]) -> list[Row]:
         for one in (kind["rows"][0], kind["rows"][-1])[: len(kind["rows"])]:
             what, shares, gains = f"{RECALL[name]} at {one['distance']}", one["accuracy"], one["gain"]
             if name != "text" and (shares["original"]["low"] or 0) > (kind["chance"] or FEW):  # much of a text is known anyway
-                cells = [percent_interval(shares[side]) for side in SIDES]
-                found.append(Row(what, *cells, *_points(shares["difference"]), RECALLING))
+                found.append(_both(what, shares, percent_interval, _points(shares["difference"]), RECALLING))
             else:
-                cells = [interval(gains[side]) for side in SIDES]
-                found.append(Row(f"{what}, gain", *cells, *_nats(gains["difference"]), RECALLING))
+                found.append(_both(f"{what}, gain", gains, interval, _nats(gains["difference"]), RECALLING))
     return found
 
 
 def _harness(tasks: list[dict[str, Any]]) -> list[Row]:
     found = []
     for task in tasks:
-        shares, always = ([percent_interval(task[key][side]) for side in SIDES] for key in ("accuracy", "in_every_order"))
-        found.append(
-            Row(f"{task['task']}, {counted(task['orders'], 'order')}", *shares, *_points(task["difference"]), CHOOSING)
-        )
+        name, orders = task["task"], counted(task["orders"], "order")
+        found.append(_both(f"{name}, {orders}", task["accuracy"], percent_interval, _points(task["difference"]), CHOOSING))
         if task["orders"] > 1:
-            found.append(Row(f"{task['task']}, right in every order", *always, part=CHOOSING))
+            found.append(_both(f"{name}, right in every order", task["in_every_order"], percent_interval, part=CHOOSING))
     return found
+
+
+def _both(
+    what: str, of: dict[str, Any], write: Callable[[Any], str], compared: tuple[str, bool] = ("", False), part: str = READING
+) -> Row:
+    return Row(what, write(of["original"]), write(of["converted"]), *compared, part)
 
 
 def _times(found: Interval) -> tuple[str, bool]:

@@ -63,7 +63,8 @@ def compare(models: Models, ids: Tensor, tokenizer: Any, say: Callable[[str], No
 def _continuations(models: Models, prompts: Tensor, new: int) -> dict[str, Tensor]:
     show, done = Progress("continuing prompts", 2 * len(prompts)), 0
     found: dict[str, list[Tensor]] = {side: [] for side in SIDES}
-    for part in prompts.split(PROMPTS_AT_ONCE):
+    for begin in range(0, len(prompts), PROMPTS_AT_ONCE):
+        part = prompts[begin : begin + PROMPTS_AT_ONCE]
         for side, parts in found.items():
             parts.append(continued(models[side], part, new, cached=True))
             done += len(part)

@@ -27,7 +27,7 @@ def load(name: str, *, download: bool) -> dict[str, Any]:
     """Load a task, or all tasks of a group, by its name in the harness or from a YAML file; only multiple choice."""
     fault = f"the task {name!r} cannot be asked."
     try:
-        from lm_eval.tasks import TaskManager
+        from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingExtraError(fault, f"lm-evaluation-harness cannot be imported: {error}.", "pip install lm_eval") from error
     try:
@@ -47,7 +47,7 @@ def load(name: str, *, download: bool) -> dict[str, Any]:
 
 def compare(models: Models, tokenizer: Any, tasks: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Ask both models the questions of every task; the unit of an interval is a question, over all orders of its options."""
-    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.huggingface import HFLM  # type: ignore[import-untyped]
 
     plain, marked = (tokenizer("a", add_special_tokens=marks)["input_ids"] for marks in (False, True))
     marks = {"add_bos_token": False} if marked[-1] != plain[-1] else {}  # an end mark would stand between prompt and option

@@ -46,7 +46,7 @@ class Probe:
 
     def on(self, device: torch.device) -> Probe:
         """Return the same on a device."""
-        tensors = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        tensors: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return dataclasses.replace(self, **tensors)
 
     @property
@@ -98,7 +98,7 @@ def _by_distance(probe: Probe, found: Mapping[str, Mapping[str, Tensor]]) -> lis
     distance = (probe.places - probe.earlier).float().cpu()
     groups = torch.zeros_like(distance) if probe.distance is not None else distance.log2().floor()
     rows = []
-    for group in groups.unique():
+    for group in sorted(set(groups.flatten().tolist())):
         inside = (groups == group).float()
         has = inside.sum(1) > 0
         of = {
@@ -155,7 +155,7 @@ def distances(nearest: int, farthest: int) -> list[int]:
 def single_words(tokenizer: Any, ids: Tensor) -> Tensor:
     """Return tokens of the text that are words of their own; other tokens where the tokenizer has too few of them."""
     special = set(tokenizer.all_special_ids)
-    seen = [token for token in ids.unique().tolist() if token not in special]
+    seen = [token for token in sorted(set(ids.flatten().tolist())) if token not in special]
     names = tokenizer.convert_ids_to_tokens(seen)
     words = [
         token

@@ -124,8 +124,8 @@ def token_scores(logits: Tensor, labels: Tensor, original: Tensor | None = None)
 
 def divergence(original: Tensor, converted: Tensor) -> Tensor:
     """Return KL(original || converted) of logits, in nats; a few at a time, because vocabularies are large."""
-    parts = [x.flatten(0, -2).split(ROWS_AT_ONCE) for x in (original, converted)]
-    logs = ((p.log_softmax(-1), q.log_softmax(-1)) for p, q in zip(*parts, strict=True))
+    rows = [torch.split(x.flatten(0, -2), ROWS_AT_ONCE) for x in (original, converted)]
+    logs = ((p.log_softmax(-1), q.log_softmax(-1)) for p, q in zip(*rows, strict=True))
     found = [F.kl_div(q, p, reduction="none", log_target=True).sum(-1).clamp_min(0) for p, q in logs]
     return torch.cat(found).view(original.shape[:-1])
 
@@ -146,8 +146,8 @@ def frozen_copy(model: nn.Module, *, shares: bool) -> nn.Module:
 
     Such weights are the same memory, except those of a teacher that is released later, which stay with the copy.
     """
-    of = (lambda x: x.detach()) if shares else (lambda x: x.detach().clone())
-    memo: dict[int, Any] = {id(p): nn.Parameter(of(p), requires_grad=False) for p in model.parameters()}
+    weights = {id(p): p.detach() if shares else p.detach().clone() for p in model.parameters()}
+    memo: dict[int, Any] = {key: nn.Parameter(weight, requires_grad=False) for key, weight in weights.items()}
     return copy.deepcopy(model, memo).eval()
 
 
