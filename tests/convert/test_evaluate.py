@@ -47,6 +47,11 @@ def test_the_page_the_figures_and_the_table_are_there(evaluated, results):
     assert "has too few positions: 400 tokens" in " ".join(printed.split())
     assert {row["context"] for row in results["speed"]} == {8, 16, 32}
     assert {"versions", "hardware", "seconds"} <= results["meta"].keys()
+    branches = {row["without"]: row for row in results["branches"]}
+    assert list(branches) == [None, "sinks", "window", "far"]
+    assert all("without " + name in printed for name in list(branches)[1:])
+    assert branches[None]["kl"]["mean"] == pytest.approx(results["kl"]["mean"], rel=1e-4)  # all texts are few
+    assert len({row["kl"]["mean"] for row in branches.values()}) == 4
 
 
 def test_generation_agrees_with_its_cache_and_the_shares_fall(results):

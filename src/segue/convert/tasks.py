@@ -144,9 +144,9 @@ def agreement(scores: Mapping[str, float]) -> str:
 def frozen_copy(model: nn.Module, *, shares: bool) -> nn.Module:
     """Copy a model before modules in it are replaced, to compare with; `shares` says that its weights stay as they are.
 
-    Such weights are the same memory, except those of a teacher that is released later, which stay with the copy.
+    Such weights, and those that are frozen already, are the same memory; a teacher's stay with the copy when it is released.
     """
-    weights = {id(p): p.detach() if shares else p.detach().clone() for p in model.parameters()}
+    weights = {id(p): p.detach() if shares or not p.requires_grad else p.detach().clone() for p in model.parameters()}
     memo: dict[int, Any] = {key: nn.Parameter(weight, requires_grad=False) for key, weight in weights.items()}
     return copy.deepcopy(model, memo).eval()
 
