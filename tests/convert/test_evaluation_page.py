@@ -43,7 +43,7 @@ def test_the_page_shows_continuations_and_branches_and_what_is_worse(results):
         "perplexity": INTERVAL,
         "kl": INTERVAL,
         "same_first_choice": INTERVAL,
-        "gain": {"text": INTERVAL, "associative": INTERVAL},
+        "loss": {"text": INTERVAL, "associative": INTERVAL},
     }
     branches = [{"without": name, "texts": 2, **row} for name in (None, "far")]
     worse = {**results, "perplexity_ratio": {"mean": 2.0, "low": 1.5, "high": 2.5, "n": 4}, "branches": branches}

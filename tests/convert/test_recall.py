@@ -1,5 +1,6 @@
 """Recall: a model that looks everything up answers all questions, one with a window those within it, and others by chance."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -71,7 +72,9 @@ def test_a_model_that_looks_up_is_right_within_its_window(probes):
                     assert difference["high"] < 0
     assert found["words"]["chance"] is None
     assert found["associative"]["chance"] == 1 / 8
-    assert found["retrieval"]["rows"][0]["distance"] < found["retrieval"]["rows"][-1]["distance"]
+    groups = found["retrieval"]["rows"]
+    assert all(a["distance"] < b["distance"] and a["questions"] == b["questions"] for a, b in pairwise(groups))
+    assert len(groups) == recall.GROUPS
 
 
 def test_answers_and_gains_are_those_of_a_naive_loop(probes):
@@ -86,6 +89,7 @@ def test_answers_and_gains_are_those_of_a_naive_loop(probes):
                 assert found["accuracy"][i, j] == (best == answer)
                 gain = last.log_softmax(-1)[answer] - first.log_softmax(-1)[answer]
                 assert found["gain"][i, j] == pytest.approx(gain.item(), abs=1e-4)
+                assert found["loss"][i, j] == pytest.approx(-last.log_softmax(-1)[answer].item(), abs=1e-4)
 
 
 def test_words_are_single_tokens_of_the_text_and_other_tokens_where_these_are_few():

@@ -198,7 +198,7 @@ def eval_(
             table.add_row(*row[:4], style="bold" if row.worse else None)
     console.print(table)
     if branches := findings.branch_rows(results):
-        table = Table(*findings.BRANCH_HEADINGS, box=box.SIMPLE_HEAD)
+        table = Table(Column("", no_wrap=True), *findings.BRANCH_HEADINGS[1:], box=box.SIMPLE_HEAD)
         for cells in branches:
             table.add_row(*cells)
         console.print(table)

@@ -12,7 +12,7 @@ from segue.convert import compare as comparison
 from segue.convert import recall
 from segue.convert.compare import Models
 from segue.convert.recall import Probe
-from segue.reporting.statistics import mean_interval
+from segue.reporting.statistics import positive_interval
 from segue.training.progress import Progress
 
 TEXTS = 32  # of the held-out ones
@@ -27,7 +27,7 @@ def compare(models: Models, ids: Tensor, probes: Mapping[str, list[Probe]]) -> l
     for done, name in enumerate((None, *names) if names else (), start=1):
         with without(models["converted"], name):
             tokens = comparison.of_tokens(comparison.token_by_token(models, ids[:TEXTS], None))
-            asked = {each: recall.answered(models["converted"], probes[each][-1])["gain"] for each in RECALL}
+            asked = {each: recall.answered(models["converted"], probes[each][-1])["loss"] for each in RECALL}
         rows.append(
             {
                 "without": name,
@@ -35,7 +35,7 @@ def compare(models: Models, ids: Tensor, probes: Mapping[str, list[Probe]]) -> l
                 "perplexity": tokens["perplexity"]["converted"],
                 "kl": tokens["kl"],
                 "same_first_choice": tokens["same_first_choice"],
-                "gain": {each: mean_interval(found.mean(1)) for each, found in asked.items()},
+                "loss": {each: positive_interval(found.mean(1)) for each, found in asked.items()},
             }
         )
         show(done, name or "complete")

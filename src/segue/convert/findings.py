@@ -84,13 +84,13 @@ def branch_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
             interval(row["perplexity"]),
             interval(row["kl"]),
             percent_interval(row["same_first_choice"]),
-            *(interval(row["gain"][name]) for name in ("text", "associative")),
+            *(interval(row["loss"][name]) for name in ("text", "associative")),
         )
         for row in results.get("branches", [])
     ]
 
 
-BRANCH_HEADINGS = ("", "perplexity", "KL, nats", "same first choice", "gain, copied text", "gain, associative recall")
+BRANCH_HEADINGS = ("", "perplexity", "KL, nats", "same first choice", "loss, copied text", "loss, associative recall")
 
 
 def _choices(results: dict[str, Any]) -> list[Row]:

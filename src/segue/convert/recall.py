@@ -32,6 +32,7 @@ SEQUENCES = 16  # of each distance, at least
 COPIED = 1024  # tokens that are copied at each distance, at least
 PAIRS = 8
 QUESTIONS = 8  # about the lines of one sequence, at most
+GROUPS = 4  # of questions at different distances, equally many in each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Probe:
     places: Tensor  # (sequences, questions)
     earlier: Tensor  # (sequences, questions)
     choices: Tensor | None = None  # (sequences, choices); None: all tokens
-    distance: int | None = None  # on average; None: of every question its own, in groups of one doubling
+    distance: int | None = None  # on average; None: of every question its own
 
     def on(self, device: torch.device) -> Probe:
         """Return the same on a device."""
@@ -57,8 +58,8 @@ class Probe:
 
 @torch.no_grad()
 def answered(model: Any, probe: Probe) -> dict[str, Tensor]:
-    """Return whether every answer is right and its gain, (sequences, questions)."""
-    found: dict[str, list[Tensor]] = {"accuracy": [], "gain": []}
+    """Return whether every answer is right, its loss and its gain, (sequences, questions)."""
+    found: dict[str, list[Tensor]] = {"accuracy": [], "loss": [], "gain": []}
     size = at_once(model, probe.ids.shape[1])
     for begin in range(0, len(probe.ids), size):
         part = slice(begin, begin + size)
@@ -68,6 +69,7 @@ def answered(model: Any, probe: Probe) -> dict[str, Tensor]:
             logits.gather(1, places[part, :, None].expand(-1, -1, logits.shape[-1])) for places in (probe.places, probe.earlier)
         )
         losses = [F.cross_entropy(x.movedim(-1, 1), answers, reduction="none") for x in (first, asked)]
+        found["loss"].append(losses[1].cpu())
         found["gain"].append((losses[0] - losses[1]).cpu())
         chosen = asked.argmax(-1)
         if probe.choices is not None:
@@ -96,10 +98,11 @@ def compare(models: Models, probes: Mapping[str, list[Probe]]) -> dict[str, Any]
 def _by_distance(probe: Probe, found: Mapping[str, Mapping[str, Tensor]]) -> list[dict[str, Any]]:
     """Summarize by distance; one number per sequence, whose questions are not independent."""
     distance = (probe.places - probe.earlier).float().cpu()
-    groups = torch.zeros_like(distance) if probe.distance is not None else distance.log2().floor()
+    count = 1 if probe.distance is not None else GROUPS
+    order = distance.flatten().argsort(stable=True).argsort().view(distance.shape)
     rows = []
-    for group in sorted(set(groups.flatten().tolist())):
-        inside = (groups == group).float()
+    for group in range(count):
+        inside = (order * count // distance.numel() == group).float()
         has = inside.sum(1) > 0
         of = {
             side: {name: ((x * inside).sum(1) / inside.sum(1).clamp_min(1))[has] for name, x in found[side].items()}
