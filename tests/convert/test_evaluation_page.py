@@ -48,7 +48,7 @@ def test_the_page_shows_continuations_and_branches_and_what_is_worse(results):
     branches = [{"without": name, "texts": 2, **row} for name in (None, "far")]
     worse = {**results, "perplexity_ratio": {"mean": 2.0, "low": 1.5, "high": 2.5, "n": 4}, "branches": branches}
     page = evaluation_page.page(worse, [])
-    assert "perplexity: 2.000 times" in findings.worse(worse)
+    assert "perplexity (2.000 times)" in findings.worse(worse)
     assert '<span class="mark">worse</span>' in page
     assert "without far" in page
     for sample in results["greedy"]["samples"]:

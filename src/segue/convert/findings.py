@@ -50,10 +50,10 @@ def rows(results: dict[str, Any]) -> list[Row]:
 
 def worse(results: dict[str, Any]) -> str:
     """Say in one sentence what the converted model is worse in."""
-    found = [f"{row.what}: {(row.compared or row.converted).partition(' (')[0]}" for row in rows(results) if row.worse]
+    found = [f"{row.what} ({(row.compared or row.converted).partition(' (')[0]})" for row in rows(results) if row.worse]
     if not found:
         return "In nothing that is measured here is the converted model worse beyond the 95 % interval."
-    return f"Worse than the original beyond the 95 % interval. {'; '.join(found)}."
+    return f"Worse than the original, beyond the 95 % interval: {'; '.join(found)}."
 
 
 def sentences(results: dict[str, Any]) -> list[str]:

@@ -202,7 +202,7 @@ def draw_curve(path: Path, task: Task, original: float, points: list[dict[str, A
         draw(between[1], compared, lambda scores: 100 * scores["same_first_choice"])
         between[1].set_ylabel("same first\nchoice (%)")
     below.plot(alphas, color="#555555")
-    below.set_ylabel("alpha\n(weight of teachers)")
+    below.set_ylabel("alpha")
     below.set_xlabel("optimizer step")
     below.set_ylim(-0.05, 1.05)
     for axes in (above, *between, below):
