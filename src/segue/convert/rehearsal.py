@@ -88,7 +88,7 @@ def affordable(run: float, batch: float, batches: int) -> tuple[int, int]:
 
     `run` and `batch` are the seconds of all steps, and of one batch in one pass.
 
-    >>> affordable(run=9000.0, batch=1.0, batches=32)
+    >>> affordable(run=18000.0, batch=1.0, batches=32)
     (10, 32)
     >>> affordable(run=900.0, batch=1.0, batches=32)
     (4, 5)
