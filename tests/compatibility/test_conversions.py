@@ -40,7 +40,8 @@ def test_an_interrupted_conversion_is_finished(conversions):
     found, wanted = (json.loads((conversions / name / "segue.json").read_text()) for name in ("interrupted", "converted"))
     assert found["segue"]["teachers"] == wanted["segue"]["teachers"]
     for which in ("original", "converted"):
-        assert found["quality"][which] == pytest.approx(wanted["quality"][which], rel=1e-4)
+        scores = {name: found["quality"][which][name] for name in wanted["quality"][which]}  # there are more today
+        assert scores == pytest.approx(wanted["quality"][which], rel=1e-4)
 
 
 def test_a_converted_folder_is_evaluated_on_what_it_held_out(conversions):

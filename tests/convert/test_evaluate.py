@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import segue
-from segue.convert import evaluate, evaluation_page
+from segue.convert import evaluate, evaluation_page, findings
 from segue.convert.data import load
 from segue.convert.options import Conversion, EvalSettings
 from segue.convert.pretrained import open_base
@@ -29,6 +29,8 @@ def test_the_quality_is_the_one_that_the_conversion_found(results, converted):
     for name in ("original", "converted"):
         assert results["perplexity"][name]["mean"] == pytest.approx(math.exp(record["quality"][name]["loss"]), rel=1e-5)
         assert results["accuracy"][name]["mean"] == pytest.approx(record["quality"][name]["accuracy"], abs=1e-6)
+    for name in ("kl", "same_first_choice"):
+        assert results[name]["mean"] == pytest.approx(record["quality"]["converted"][name], rel=1e-4)
     before, after = (results["perplexity"][name]["mean"] for name in ("original", "converted"))
     assert results["perplexity_ratio"]["mean"] == pytest.approx(after / before)
     assert results["base"] == {"name": record["base"]["name"], "hash": record["base"]["hash"]}
@@ -38,13 +40,18 @@ def test_the_page_the_figures_and_the_table_are_there(evaluated, results):
     out, printed = evaluated
     names = {figure.name for figure in evaluation_page.figures(results)}
     assert {path.name for path in out.iterdir()} == {"results.json", "index.html", *(f"{name}.png" for name in names)}
-    assert len(names) == 9
-    for row in evaluate.rows(results):
+    assert len(names) == 13
+    for row in findings.rows(results):
         assert row.what in printed
     assert "which the conversion held out" in " ".join(printed.split())
     assert "has too few positions: 400 tokens" in " ".join(printed.split())
     assert {row["context"] for row in results["speed"]} == {8, 16, 32}
     assert {"versions", "hardware", "seconds"} <= results["meta"].keys()
+    branches = {row["without"]: row for row in results["branches"]}
+    assert list(branches) == [None, "sinks", "window", "far"]
+    assert all("without " + name in printed for name in list(branches)[1:])
+    assert branches[None]["kl"]["mean"] == pytest.approx(results["kl"]["mean"], rel=1e-4)  # all texts are few
+    assert len({row["kl"]["mean"] for row in branches.values()}) == 4
 
 
 def test_generation_agrees_with_its_cache_and_the_shares_fall(results):
@@ -150,9 +157,9 @@ def test_at_most_so_many_examples_are_read():
 
 
 def test_other_data_is_told_apart_from_what_was_held_out(converted, texts, tmp_path, results):
-    found = evaluate.sentences({**results, "data": {**results["data"], "held_out_by_the_conversion": False}})
+    found = findings.sentences({**results, "data": {**results["data"], "held_out_by_the_conversion": False}})
     assert any("which may contain data that the conversion was trained on" in sentence for sentence in found)
-    assert any("which the conversion held out" in sentence for sentence in evaluate.sentences(results))
+    assert any("which the conversion held out" in sentence for sentence in findings.sentences(results))
 
 
 @pytest.mark.filterwarnings("ignore")  # the harness and what it imports

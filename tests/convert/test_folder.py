@@ -19,6 +19,7 @@ import segue
 from segue.convert import folder, manifest
 from segue.convert.pretrained import open_base
 from segue.errors import SegueError
+from segue.reporting.formatting import significant
 from tests.convert.small_models import FILES, STUDENT, assert_same_conversion, points, quality, record, save, tokenizer
 from tests.helpers.command import call
 from tests.helpers.tiny import same_bits
@@ -73,15 +74,22 @@ def test_the_numbers_of_curve_card_and_terminal_are_those_that_were_measured(con
     assert [point["step"] for point in seen] == [0, 3, 6]
     before, after = (math.exp(found["quality"][which]["loss"]) for which in ("original", "converted"))
     assert found["quality"]["name"] == "perplexity"
-    assert seen[0]["blend"] == found["quality"]["original"]
+    assert seen[0]["blend"] == {**found["quality"]["original"], "kl": 0.0, "same_first_choice": 1.0}
     assert seen[-1]["blend"] == seen[-1]["students"] == pytest.approx(found["quality"]["converted"], rel=1e-6)
     assert after == pytest.approx(quality(converted), rel=1e-6)
     for point in seen:
         blend, students = (math.exp(point[side]["loss"]) for side in ("blend", "students"))
         line = f"step {point['step']}, alpha {point['alpha']:.2f}: perplexity of original {before:.4g}, "
-        assert line + f"blend {blend:.4g}, students {students:.4g}" in said
+        distance = (
+            f"KL {significant(point['students']['kl'])}, same first choice {100 * point['students']['same_first_choice']:.1f} %"
+        )
+        assert line + f"blend {blend:.4g}, students {students:.4g}; students: {distance}" in said
     assert f"original: perplexity {before:.4g}" in said
-    assert f"as saved: perplexity {after:.4g}" in said
+    assert f"as saved: perplexity {after:.4g}, original {before:.4g}, {distance}" in said
+    assert (
+        f"| KL divergence from the original, nats | 0 | {significant(found['quality']['converted']['kl'])} |"
+        in (converted / "README.md").read_text()
+    )
     assert f"| perplexity | {before:.4g} | {after:.4g} |" in (converted / "README.md").read_text()
 
 

@@ -11,12 +11,14 @@ from scipy import stats
 
 from segue.reporting.statistics import (
     average_ranks,
+    bounded_interval,
     estimate,
     exponential,
     holm,
     holm_selected,
     mean_interval,
     paired_difference,
+    positive_interval,
     proportion_interval,
     time_to,
     transform,
@@ -179,10 +181,26 @@ def test_intervals_of_proportions_stay_between_0_and_1_and_narrow_with_examples(
     assert proportion_interval(torch.zeros(4))["low"] == 0
     assert proportion_interval(torch.ones(4))["low"] < proportion_interval(torch.ones(400))["low"] < 1
     found = proportion_interval(torch.tensor([0.99, 1.0, 0.5]))
-    assert found["high"] == 1
-    assert found["low"] > 0
+    assert 0 < found["low"] < found["mean"] < found["high"] < 1
+    assert math.isnan(mean_interval(torch.zeros(0))["mean"])
+    assert mean_interval(torch.tensor([1.0, math.inf, 2.0])) == {"mean": math.inf, "low": None, "high": None, "n": 3}
     assert mean_interval(torch.tensor([2.0])) == {"mean": 2.0, "low": None, "high": None, "n": 1}
     assert transform(exponential, mean_interval(torch.tensor([1e4])))["mean"] == math.inf
+
+
+@pytest.mark.parametrize("many", [3, 40])
+def test_intervals_stay_in_the_possible_range_and_are_students_where_that_is_far(many: int):
+    skewed = torch.cat([torch.full((many - 1,), 0.001), torch.tensor([0.9])])
+    assert (
+        mean_interval(skewed)["low"] < 0 < positive_interval(skewed)["low"] < skewed.mean() < positive_interval(skewed)["high"]
+    )
+    assert 0 < bounded_interval(skewed)["low"] < skewed.mean() < bounded_interval(skewed)["high"] < 1
+    assert -1 < bounded_interval(1 - skewed, -1, 1)["low"] < bounded_interval(1 - skewed, -1, 1)["high"] < 1
+    narrow = 0.5 + 1e-4 * torch.arange(many, dtype=torch.float64)
+    for found in (positive_interval(narrow), bounded_interval(narrow), bounded_interval(narrow, -1, 1)):
+        assert (found["low"], found["high"]) == pytest.approx([mean_interval(narrow)[end] for end in ("low", "high")], abs=1e-6)
+    assert positive_interval(torch.zeros(many)) == mean_interval(torch.zeros(many))
+    assert bounded_interval(torch.ones(many)) == mean_interval(torch.ones(many))
 
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 5), (3, 10), (99, 100)])

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -184,15 +185,24 @@ def eval_(
 
     `segue eval DIR --tokens 1024`
     """
-    from segue.convert.evaluate import evaluate, rows, sentences
+    from segue.convert import findings
+    from segue.convert.evaluate import evaluate
 
     place = out or settings.folder / "eval"
     results = evaluate(settings, place, _say)
     table = Table(Column("", no_wrap=True), "original", "converted", "compared", box=box.SIMPLE_HEAD)
-    for row in rows(results):
-        table.add_row(*row)
+    for part, rows in groupby(findings.rows(results), lambda row: row.part):
+        table.add_section()
+        table.add_row(part, style="dim")
+        for row in rows:
+            table.add_row(*row[:4], style="bold" if row.worse else None)
     console.print(table)
-    for sentence in sentences(results):
+    if branches := findings.branch_rows(results):
+        table = Table(Column("", no_wrap=True), *findings.BRANCH_HEADINGS[1:], box=box.SIMPLE_HEAD)
+        for cells in branches:
+            table.add_row(*cells)
+        console.print(table)
+    for sentence in (findings.worse(results), *findings.sentences(results)):
         _say(f"- {sentence}")
     console.print(str(place / "index.html"), soft_wrap=True)
 

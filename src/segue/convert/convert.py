@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from segue.border import checked
 from segue.checkpoint import folders
@@ -19,6 +20,7 @@ from segue.convert import folder, offline_teacher, pretrained, recipes, rehearsa
 from segue.convert.data import Data, load
 from segue.convert.options import Conversion
 from segue.convert.pretrained import Base, open_base
+from segue.convert.tasks import agreement, frozen_copy
 from segue.core.handover import Handover
 from segue.errors import ConfigError
 from segue.integrations.peft import add_lora_, merge_lora_
@@ -179,6 +181,8 @@ class Run:
 
     def train(self, work: Path, say: Callable[[str], None], **resuming: Any) -> Fit:
         """Train the students, or resume their training."""
+        sharded = self.settings.shard and launch.launched().world > 1  # which a copy that every process holds would undo
+        original = None if sharded else frozen_copy(self.base.model, shares=self.plan.train == "students")
         return fit(
             self.base.model,
             self.plan,
@@ -186,11 +190,11 @@ class Run:
             self.data.task,
             recipe=self.recipe,
             validation=rehearsal.first(self.data.held_out, self.settings.eval_batches),
-            scores=self.data.task.scores,
+            scores=partial(self.data.task.scores, original=original),
             folder=work,
             evaluations=self.settings.evaluations or EVALUATIONS,
             teacher_cache=offline_teacher.cached(self.settings, self.base, self.plan, self.data, work, say),
-            measure=partial(_on_others, self.data) if self.others else None,
+            measure=partial(_on_others, self.data, original) if self.others else None,
             on_eval=lambda point: say(_line(self.data, self.seen, point)),
             progress="converting",
             step_costs=self.step_costs,
@@ -204,10 +208,10 @@ def _prune(work: Path) -> None:
         shutil.rmtree(work / name, ignore_errors=True)
 
 
-def _on_others(data: Data, handover: Handover) -> dict[str, Any]:
+def _on_others(data: Data, original: nn.Module | None, handover: Handover) -> dict[str, Any]:
     """Score the students alone on each of the further files."""
     with handover.as_student():
-        return {"evaluated_on": folder.evaluated_on(handover.model, data)}
+        return {"evaluated_on": folder.evaluated_on(handover.model, data, original)}
 
 
 def _silent(text: str) -> None:
@@ -232,9 +236,11 @@ def _quality(data: Data, scores: dict[str, float]) -> str:
 def _line(data: Data, original: dict[str, float], point: dict[str, Any]) -> str:
     parts = {"original": original, "blend": point["blend"], "students": point["students"]}
     shown = ", ".join(f"{name} {data.task.of(scores):.4g}" for name, scores in parts.items())
+    said = agreement(point["students"])
     others = point.get("evaluated_on", {})
     further = "".join(f"; on {Path(name).name} students {data.task.of(scores):.4g}" for name, scores in others.items())
-    return f"step {point['step']}, alpha {point['alpha']:.2f}: {data.task.quality} of {shown}{further}"
+    line = f"step {point['step']}, alpha {point['alpha']:.2f}: {data.task.quality} of {shown}"
+    return line + (said and f"; students: {said}") + further
 
 
 def _refuse_finished(out: Path) -> None:

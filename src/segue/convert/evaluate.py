@@ -1,4 +1,4 @@
-"""evaluate(): compare a converted model with its original on held-out data, and describe the results as a table and as text."""
+"""evaluate(): compare a converted model with its original on held-out data."""
 
 from __future__ import annotations
 
@@ -7,33 +7,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from segue.border import checked
-from segue.convert import compare, evaluation_page, pretrained
+from segue.convert import causal, compare, evaluation_page, harness, pretrained
 from segue.convert.data import Data, load, require_positions
 from segue.convert.options import Conversion, EvalSettings
 from segue.convert.pretrained import Base, open_base
 from segue.errors import CheckpointError, ConfigError, DataError
-from segue.reporting.formatting import counted, duration, interval, memory, percent_interval, significant
 from segue.reporting.palette import require_matplotlib
 from segue.reporting.records import meta_info_of, write_json
 from segue.training.batches import mapped
 
-FORMAT = 2
+FORMAT = 3
 SEED = 0
-
-
-class Row(NamedTuple):
-    """One quantity of both models."""
-
-    what: str
-    original: str
-    converted: str
-    compared: str = ""
 
 
 @checked
@@ -44,6 +34,7 @@ def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = pri
     converted = pretrained.from_pretrained(settings.folder, dtype=torch.float32, digest=settings.digest)
     record = pretrained.read_record(settings.folder)
     base = _original(settings, record)
+    tasks = _tasks(settings, base)
     trained = Conversion.from_dict(record["conversion"])
     conversion = _adapted(trained, settings, base)
     data = load(base, conversion, settings.folder / "training")
@@ -54,7 +45,8 @@ def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = pri
     torch.manual_seed(SEED)
     if base.kind == "causal":
         ids = torch.cat([batch["input_ids"] for batch in batches])
-        measured = compare.compare_causal(models, ids, settings.contexts, base.positions)
+        measured = causal.compare_causal(models, base, ids, settings.contexts, say)
+        measured["harness"] = harness.compare(models, base.processor, tasks) if tasks else []
     else:
         measured = compare.compare_others(models, base, data.task, batches, settings.contexts)
     results = {
@@ -77,7 +69,7 @@ def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = pri
         **measured,
         "meta": meta_info_of(begun, 1) | {"seconds": time.monotonic() - started},
     }
-    evaluation_page.write(results, rows(results), sentences(results), out)
+    evaluation_page.write(results, out)
     write_json(results, out / "results.json")
     return results
 
@@ -97,6 +89,16 @@ def _original(settings: EvalSettings, record: Mapping[str, Any]) -> Base:
         found = f"The weights of {name} are different: sha256 {base.hash[:16]}…, not {record['base']['hash'][:16]}…"
         raise CheckpointError(fault, found, hint)
     return base
+
+
+def _tasks(settings: EvalSettings, base: Base) -> dict[str, Any]:
+    """Load the tasks to ask, before anything that takes time."""
+    if settings.harness is None:
+        return {}
+    if base.kind != "causal":
+        fault = f"the task {settings.harness!r} cannot be asked."
+        raise ConfigError(fault, f"{base.name} does not predict the next token.", "leave --harness out.")
+    return harness.load(settings.harness, download=settings.download)
 
 
 def _adapted(conversion: Conversion, settings: EvalSettings, base: Base) -> Conversion:
@@ -146,78 +148,3 @@ def _at_most(batches: Any, most: int | None) -> Iterator[dict[str, Tensor]]:
         part = {name: x[:left] for name, x in batch.items()}
         yield part
         left = None if left is None else left - len(next(iter(part.values())))
-
-
-def rows(results: dict[str, Any]) -> list[Row]:
-    """Return the table of a comparison, quality first."""
-    if results["kind"] == "encoder":
-        quality = [Row("cosine of the two embeddings", "", "", interval(results["cosine"]))]
-        if results["same_neighbour"] is not None:
-            quality.append(Row("same nearest neighbour", "", "", percent_interval(results["same_neighbour"])))
-    else:
-        quality = _choices(results)
-    return [*quality, *_speed(results), _pair("parameters", results["parameters"], lambda count: f"{count:,}")]
-
-
-def sentences(results: dict[str, Any]) -> list[str]:
-    """Say what the numbers are based on."""
-    data, counts, meta = results["data"], results["examples"], results["meta"]
-    source = "may contain data that the conversion was trained on"
-    if data["held_out_by_the_conversion"]:
-        source = "the conversion held out"
-    found = [
-        f"One conversion with one seed: {counted(len(results['replaced']['sites']), 'site')} replaced by "
-        f"{results['replaced']['student']}, {results['replaced']['steps']:,} steps.",
-        f"Evaluated on {counts['count']:,} {counts['what']} of {data['name']}, which {source}. "
-        "The intervals treat them as independent. Other data gives other numbers.",
-        f"Both models compute in float32 on {results['device']} with {counted(meta['hardware']['threads'], 'thread')}; the "
-        f"comparison took {duration(meta['seconds'])}. Times depend on the machine and on its load.",
-    ]
-    if results["contexts_omitted"]:
-        omitted = ", ".join(f"{context:,}" for context in results["contexts_omitted"])
-        found.append(f"Omitted, because the original has too few positions: {omitted} tokens.")
-    return found
-
-
-def _choices(results: dict[str, Any]) -> list[Row]:
-    found = []
-    if results["kind"] in ("causal", "masked"):
-        ratio = interval(results["perplexity_ratio"], lambda value: f"{value:.3f}", " times")
-        original, converted = (interval(results["perplexity"][name]) for name in ("original", "converted"))
-        found.append(Row("perplexity", original, converted, ratio))
-    name = {"causal": "next token correct", "masked": "hidden token correct"}.get(results["kind"], "accuracy")
-    found += [
-        Row(name, *(percent_interval(results["accuracy"][model]) for model in ("original", "converted"))),
-        Row("same first choice", "", "", percent_interval(results["same_first_choice"])),
-        Row("KL divergence, nats", "", "", interval(results["kl"])),
-    ]
-    if results["kind"] == "causal":
-        greedy, same = results["greedy"], results["greedy"]["cache_agreement"]
-        prefix = f"{interval(greedy['equal_prefix_tokens'])} of {greedy['new_tokens']} tokens"
-        found += [
-            Row("greedy, equal prefix", "", "", prefix),
-            Row("greedy tokens equal", "", "", percent_interval(greedy["equal_tokens"])),
-            Row("equal with and without cache", "", f"{round(same['mean'] * same['n'])} of {counted(same['n'], 'prompt')}"),
-        ]
-    return found
-
-
-def _speed(results: dict[str, Any]) -> list[Row]:
-    causal, measured = results["kind"] == "causal", results["speed"]
-    unit = "images" if results["images"] else "tokens"
-    found = []
-    for context in sorted({row["context"] for row in measured}):
-        rates = {row["model"]: row["tokens_per_second"] for row in measured if row["context"] == context}
-        what = f"tokens/s at {context:,}" if causal else f"{unit}/s, {context:,} at once"
-        found.append(_pair(what, rates, lambda rate: f"{rate:,.0f}"))
-    for key, name in (("cache_bytes", "cache"), ("peak_bytes", "peak memory")) if causal else ():
-        longest = max(row["context"] for row in measured)
-        sizes = {row["model"]: row[key] for row in measured if row["context"] == longest}
-        found.append(_pair(f"{name} at {longest:,}", sizes, memory))
-    return found
-
-
-def _pair(what: str, values: dict[str, Any], write: Callable[[Any], str]) -> Row:
-    original, converted = values["original"], values["converted"]
-    times = "equal" if original == converted else f"{significant(converted / original)} times"
-    return Row(what, write(original), write(converted), times)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from io import BytesIO
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from segue.convert import findings
 from segue.reporting import html, palette
 from segue.reporting.formatting import memory, significant
 from segue.reporting.records import write_file
@@ -35,6 +37,15 @@ DARK = Theme("#181c23", "#e8ebf0", "#a3acb9", "#262c35", True)
 
 Read = Callable[[dict[str, Any]], Interval]  # a value of a row
 Style = tuple[tuple[str, str], str, str]  # colours for light and dark, marker, dash
+RECALL = {  # titles and captions
+    "text": ("Copied text", "Held-out text, then the same again: how much less does a token surprise the second time?"),
+    "words": ("Copied words", "Random words, then the same again: how much less does a word surprise the second time?"),
+    "associative": (
+        "Associative recall",
+        "Pairs of words, ordinary text, then the first words of the pairs in another order: which word followed?",
+    ),
+    "retrieval": ("Key-value retrieval", "Lines of a key and a value, then some of the keys again: which value?"),
+}
 STYLES: dict[str, Style] = {"original": (palette.GREY, "s", "--"), "converted": (palette.BLUE, "o", "-")}
 
 
@@ -66,16 +77,16 @@ class Figure:
 Drawn = tuple[Figure, bytes, bytes]  # for light and for dark
 
 
-def write(results: dict[str, Any], rows: Sequence[Any], sentences: Sequence[str], out: Path) -> Path:
+def write(results: dict[str, Any], out: Path) -> Path:
     """Write the figures as PNG files, and index.html."""
     drawn = [(figure, figure.png(LIGHT), figure.png(DARK)) for figure in figures(results)]
-    text = page(results, rows, sentences, drawn)
+    text = page(results, drawn)
     for figure, light, _ in drawn:
         write_file(light, out / f"{figure.name}.png")
     return write_file(text, out / "index.html")
 
 
-def page(results: dict[str, Any], rows: Sequence[Any], sentences: Sequence[str], drawn: Sequence[Drawn]) -> str:
+def page(results: dict[str, Any], drawn: Sequence[Drawn]) -> str:
     """Render the page with style, script and pictures inside; values of the results are escaped."""
     return html.page(
         files("segue.convert"),
@@ -83,8 +94,14 @@ def page(results: dict[str, Any], rows: Sequence[Any], sentences: Sequence[str],
         styles=["evaluation_page.css"],
         kind="Segue: converted and original model",
         title=f"{Path(results['folder']).resolve().name} compared with {Path(results['base']['name']).name}",
-        sentences=sentences,
-        rows=rows,
+        worse=findings.worse(results),
+        sentences=findings.sentences(results),
+        parts=[(part, list(rows)) for part, rows in groupby(findings.rows(results), lambda row: row.part)],
+        headings=findings.Row._fields[1:4],
+        branches=findings.branch_rows(results),
+        branch_headings=findings.BRANCH_HEADINGS[1:],
+        branch_texts=results["branches"][0]["texts"] if results.get("branches") else 0,
+        greedy=results.get("greedy", {}),
         figures=[(figure, html.data_uri(light), html.data_uri(dark)) for figure, light, dark in drawn],
         versions=", ".join(f"{name} {version}" for name, version in results["meta"]["versions"].items()),
         finished=results["meta"]["finished"],
@@ -94,7 +111,7 @@ def page(results: dict[str, Any], rows: Sequence[Any], sentences: Sequence[str],
 def figures(results: dict[str, Any]) -> list[Figure]:
     """Return the figures for a kind of model."""
     if results["kind"] == "causal":
-        return [*_positions(results), _greedy(results), *_decoding(results)]
+        return [*_positions(results), _greedy(results), *_recall(results.get("recall", {})), *_decoding(results)]
     if results["kind"] == "encoder":
         return [*_embeddings(results), _reading(results)]
     return [_confidence(results), _reading(results)]
@@ -154,6 +171,29 @@ def _greedy(results: dict[str, Any]) -> Figure:
         "the first difference the two read different texts. Bands: 95 % intervals over prompts, by Wilson."
     )
     return Figure("greedy", "Greedy continuations", caption, fill)
+
+
+def _recall(recall: dict[str, Any]) -> list[Figure]:
+    def figure(name: str, kind: dict[str, Any]) -> Figure:
+        chance = kind["chance"]
+
+        def fill(axes: Any, theme: Theme) -> None:
+            x = [row["distance"] for row in kind["rows"]]
+            for side, style in STYLES.items():
+                found = [row["gain"][side] if chance is None else _percent(row["accuracy"][side]) for row in kind["rows"]]
+                _line(axes, theme, style, x, found, side)
+            level = 0 if chance is None else 100 * chance
+            axes.axhline(level, color=theme.soft, linewidth=1, linestyle=":", label=None if chance is None else "chance")
+            _doublings(axes, x)
+            axes.set(xlabel="tokens back", ylabel="gain, nats" if chance is None else "right answers (%)")
+            axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+            axes.legend()
+
+        title, caption = RECALL[name]
+        bands = f"At least {kind['sequences']} sequences; bands: 95 % intervals over them."
+        return Figure(f"recall_{name}", title, f"{caption} {bands}", fill)
+
+    return [figure(name, kind) for name, kind in recall.items()]
 
 
 def _decoding(results: dict[str, Any]) -> list[Figure]:

@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from segue.convert.data import Data
 from segue.convert.options import Conversion
 from segue.convert.pretrained import Base
 from segue.convert.recipes import described
-from segue.convert.tasks import Task
+from segue.convert.tasks import Task, agreement
 from segue.core.tensor_files import full
 from segue.phases import adapts, alpha_of
 from segue.plan import Plan
@@ -47,15 +48,15 @@ class Finished:
     others: dict[str, dict[str, float]]  # scores of the original on each of the further files
 
 
-def evaluated_on(model: nn.Module, data: Data) -> dict[str, dict[str, float]]:
+def evaluated_on(model: nn.Module, data: Data, original: nn.Module | None = None) -> dict[str, dict[str, float]]:
     """Return the scores of a model on each of the further files."""
-    return {name: evaluated(model, batches, data.task) for name, batches in data.evaluated_on.items()}
+    return {name: evaluated(model, batches, data.task, original) for name, batches in data.evaluated_on.items()}
 
 
-def evaluated(model: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, float]:
+def evaluated(model: nn.Module, batches: Iterable[Any], task: Task, original: nn.Module | None = None) -> dict[str, float]:
     """Return the scores of a model on held-out batches, computed by this process alone."""
     device = next(model.parameters()).device
-    return Evaluator(batches, task.scores, Processes(device), torch.no_grad)(model)
+    return Evaluator(batches, partial(task.scores, original=original), Processes(device), torch.no_grad)(model)
 
 
 def full_state(model: nn.Module) -> dict[str, Tensor]:
@@ -84,15 +85,16 @@ def write(
     record = _record(finished, dtype)
     write_json(record, draft / pretrained.RECORD)
     converted = pretrained.from_pretrained(draft, verify=False)  # its manifest comes last
-    task = finished.data.task
-    scores = evaluated(converted, finished.data.held_out, task)
+    original, task = finished.base.reload(), finished.data.task
+    scores = evaluated(converted, finished.data.held_out, task, original)
     record["quality"] = {"name": task.quality, "original": finished.original, "converted": scores}
-    further = evaluated_on(converted, finished.data)
+    further = evaluated_on(converted, finished.data, original)
     record["evaluated_on"] = {
         name: {"original": before, "converted": further[name]} for name, before in finished.others.items()
     }
-    say(f"as saved: {task.quality} {task.of(scores):.4g}{task.unit}, original {task.of(finished.original):.4g}{task.unit}")
-    record["speed"] = _speed(finished, {"original": finished.base.reload().to(dtype), "converted": converted})
+    qualities = [f"{task.of(each):.4g}{task.unit}" for each in (scores, finished.original)]
+    say(", ".join(filter(None, (f"as saved: {task.quality} {qualities[0]}, original {qualities[1]}", agreement(scores)))))
+    record["speed"] = _speed(finished, {"original": original.to(dtype), "converted": converted})
     write_json({"original": finished.seen, "points": finished.trained.history}, draft / "curve.json")
     draw_curve(draft / "curve.png", task, task.of(finished.seen), finished.trained.history, _alphas(finished))
     write_json(record, draft / pretrained.RECORD)
@@ -183,16 +185,20 @@ def _speed(finished: Finished, models: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw_curve(path: Path, task: Task, original: float, points: list[dict[str, Any]], alphas: list[float]) -> None:
-    """Draw the quality of original, blend and students over the steps, and below it the mean alpha of every step."""
+    """Draw the quality of original, blend and students over the steps, their distance from the original, and the mean alpha."""
     from matplotlib.figure import Figure
 
-    steps = [point["step"] for point in points]
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    def draw(axes: Any, points: list[dict[str, Any]], of: Callable[[dict[str, float]], float]) -> None:
+        for side, label, colour in (("blend", "blend of both", "#1f77b4"), ("students", "students alone", "#d62728")):
+            steps, values = [point["step"] for point in points], [of(point[side]) for point in points]
+            axes.plot(steps, values, marker="o", markersize=3, color=colour, label=label)
+
+    compared = [point for point in points if "kl" in point["students"]]  # those of version 0.1.0, and of shards, are not
+    heights = (3, 2, 2, 1) if compared else (3, 1)
+    figure = Figure(figsize=(6.4, 1.1 * sum(heights)), layout="constrained")
+    above, *between, below = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     above.axhline(original, color="#888888", linestyle="--", label="original")
-    for name, colour in (("blend", "#1f77b4"), ("students", "#d62728")):
-        label = "blend of both" if name == "blend" else "students alone"
-        above.plot(steps, [task.of(point[name]) for point in points], marker="o", markersize=3, color=colour, label=label)
+    draw(above, points, task.of)
     if task.quality == "perplexity":
         above.set_yscale("log")
         above.yaxis.set_major_formatter("{x:g}")
@@ -200,11 +206,16 @@ def draw_curve(path: Path, task: Task, original: float, points: list[dict[str, A
         above.tick_params(axis="y", which="minor", labelsize=7)
     above.set_ylabel(f"held-out {task.quality}{task.unit}")
     above.legend(frameon=False)
+    if compared:
+        draw(between[0], compared, lambda scores: scores["kl"])
+        between[0].set_ylabel("KL to the\noriginal, nats")
+        draw(between[1], compared, lambda scores: 100 * scores["same_first_choice"])
+        between[1].set_ylabel("same first\nchoice (%)")
     below.plot(alphas, color="#555555")
-    below.set_ylabel("alpha\n(weight of teachers)")
+    below.set_ylabel("alpha")
     below.set_xlabel("optimizer step")
     below.set_ylim(-0.05, 1.05)
-    for axes in (above, below):
+    for axes in (above, *between, below):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 
@@ -281,8 +292,11 @@ def _quality_table(record: dict[str, Any], data: Data) -> str:
     for name in quality["original"]:
         if name != quality["name"]:
             rows.append(f"| {name} | {quality['original'][name]:.4f} | {quality['converted'][name]:.4f} |")
-    for name, scores in record["evaluated_on"].items():
-        before, after = (f"{task.of(scores[which]):.4g}{task.unit}" for which in ("original", "converted"))
+    if "kl" in (scores := quality["converted"]):
+        rows.append(f"| KL divergence from the original, nats | 0 | {significant(scores['kl'])} |")
+        rows.append(f"| same first choice as the original | 100 % | {100 * scores['same_first_choice']:.1f} % |")
+    for name, further in record["evaluated_on"].items():
+        before, after = (f"{task.of(further[which]):.4g}{task.unit}" for which in ("original", "converted"))
         rows.append(f"| {quality['name']} on `{_short(name)}` | {before} | {after} |")
     return "\n".join(rows) + "\n"
 

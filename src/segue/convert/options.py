@@ -195,6 +195,9 @@ class EvalSettings:
     ] = None
     tokens: Annotated[int | None, Option(help="Number of tokens in a text; may be more than in training.", min=2)] = None
     texts: Annotated[int | None, Option(help="Largest number of texts or images to evaluate on.", min=1)] = None
+    harness: Annotated[
+        str | None, Option(help="Multiple-choice task of lm-evaluation-harness, by its name or YAML file, to ask both models.")
+    ] = None
     digest: Annotated[str | None, Option(help="Digest that the folder must have; its model card shows it.")] = None
     download: Annotated[bool, Option(help="Allow the download of the original and of a dataset.")] = False
 

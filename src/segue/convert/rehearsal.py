@@ -25,7 +25,7 @@ from segue.training.recipe import Recipe
 
 SHARE = 0.1  # of a run: its evaluations cost at most this
 MOST, FEWEST = 10, 4  # evaluations, before the number of their batches is reduced
-PASSES = 2  # over the held-out data in an evaluation: of the blend, and of the students
+PASSES = 4  # over the held-out data in an evaluation: of the blend and of the students, and each time of the original
 KEPT = 2  # checkpoints
 
 
@@ -88,12 +88,12 @@ def affordable(run: float, batch: float, batches: int) -> tuple[int, int]:
 
     `run` and `batch` are the seconds of all steps, and of one batch in one pass.
 
-    >>> affordable(run=9000.0, batch=1.0, batches=32)
+    >>> affordable(run=18000.0, batch=1.0, batches=32)
     (10, 32)
     >>> affordable(run=900.0, batch=1.0, batches=32)
-    (4, 10)
+    (4, 5)
     """
-    passes = run * SHARE / (1 - SHARE) / max(batch, 1e-9) / PASSES  # so many batches in all, of blend and students
+    passes = run * SHARE / (1 - SHARE) / max(batch, 1e-9) / PASSES  # so many batches in all
     number = next((n for n in range(MOST, FEWEST, -1) if (n + 1) * batches <= passes), FEWEST)
     while number > 1 and (number + 1) > passes:
         number -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -10,20 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from segue.reporting.formatting import significant
 from segue.training.tasks import Classification
 
 IGNORED = -100  # the label of tokens that are not predicted
+ROWS_AT_ONCE = 16  # of logits, so that they stay in a processor's cache: twice as fast
 
 
 class Task(Protocol):
-    """A loss, scores, and the one number that sums up the quality."""
+    """A loss, scores, and the one number that sums up the quality.
+
+    With the original, the scores also say how far a model is from it: KL divergence in nats, and equal first choices.
+    """
 
     quality: str
     unit: str
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor: ...
 
-    def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]: ...
+    def scores(self, model: nn.Module, batch: Any, original: nn.Module | None = None) -> dict[str, Tensor]: ...
 
     def of(self, scores: Mapping[str, float]) -> float: ...
 
@@ -34,19 +40,31 @@ class NextToken:
     quality, unit = "perplexity", ""
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        losses, _, counted = _predicted(model, batch)
-        return losses.mean() if counted is None else losses.sum() / counted.sum().clamp_min(1)
+        logits = self.logits(model, batch)
+        return F.cross_entropy(logits.flatten(0, 1), self.labels(batch).flatten(), ignore_index=IGNORED)
 
-    def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return the mean loss and the accuracy of every text."""
-        losses, hits, counted = _predicted(model, batch)
-        if counted is None:
-            return {"loss": losses.mean(1), "accuracy": hits.mean(1)}
-        return {name: x.sum(1) / counted.sum(1).clamp_min(1) for name, x in {"loss": losses, "accuracy": hits}.items()}
+    def logits(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the logits of every prediction, (texts, predictions, vocabulary)."""
+        inputs = {name: x for name, x in batch.items() if name != "labels"}
+        logits: Tensor = model(**inputs, use_cache=False).logits
+        return logits[:, :-1].float()
+
+    def labels(self, batch: Any) -> Tensor:
+        """Return the correct token of every prediction, (texts, predictions)."""
+        labels: Tensor = batch["labels" if "labels" in batch else "input_ids"]
+        return labels[:, 1:]
 
     def output_mask(self, batch: Any) -> Tensor | None:
         """Return 1 where the model predicts a token that counts, for distillation."""
         return F.pad((batch["labels"][:, 1:] != IGNORED).long(), (0, 1)) if "labels" in batch else None
+
+    def scores(self, model: nn.Module, batch: Any, original: nn.Module | None = None) -> dict[str, Tensor]:
+        """Return the mean loss and the accuracy of every text, and its mean distance from the original."""
+        labels = self.labels(batch)
+        of_original = None if original is None else self.logits(original, batch)
+        found = token_scores(self.logits(model, batch), labels, of_original)
+        counted = (labels != IGNORED).float()
+        return {name: (each * counted).sum(1) / counted.sum(1).clamp_min(1) for name, each in found.items()}
 
     def of(self, scores: Mapping[str, float]) -> float:
         """Return the perplexity."""
@@ -58,25 +76,26 @@ class HiddenToken(NextToken):
 
     output_mask = None  # type: ignore[assignment]  # distillation is at every token
 
-    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        logits = model(**{name: x for name, x in batch.items() if name != "labels"}).logits.float()
-        return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
+    def logits(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the logits at every token, (texts, tokens, vocabulary)."""
+        logits: Tensor = model(**{name: x for name, x in batch.items() if name != "labels"}).logits
+        return logits.float()
 
-    def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return the mean loss and the accuracy of the hidden tokens of every text."""
-        logits = model(**{name: x for name, x in batch.items() if name != "labels"}).logits.float()
-        labels = batch["labels"]
-        hidden = (labels != IGNORED).float()
-        losses = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-        count = hidden.sum(1).clamp_min(1)
-        hits = (logits.argmax(-1) == labels).float() * hidden
-        return {"loss": losses.sum(1) / count, "accuracy": hits.sum(1) / count}
+    def labels(self, batch: Any) -> Tensor:
+        """Return the hidden tokens, and elsewhere what is not counted."""
+        labels: Tensor = batch["labels"]
+        return labels
 
 
 class Labels(Classification):
     """Predict the class of a text or an image."""
 
     quality, unit = "accuracy", " %"
+
+    def scores(self, model: nn.Module, batch: Any, original: nn.Module | None = None) -> dict[str, Tensor]:
+        """Return loss and accuracy of every example, and its distance from the original."""
+        logits, labels = self._predict(model, batch)
+        return token_scores(logits.float(), labels, None if original is None else self._predict(original, batch)[0].float())
 
     def of(self, scores: Mapping[str, float]) -> float:
         """Return the accuracy in percent."""
@@ -91,8 +110,8 @@ class Outputs:
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         return embedded(model, batch).sum() * 0.0
 
-    def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return the cosine of every example's embedding to the original's."""
+    def scores(self, model: nn.Module, batch: Any, original: nn.Module | None = None) -> dict[str, Tensor]:
+        """Return the cosine of every example's embedding to the original's, which the batch holds."""
         return {"cosine": F.cosine_similarity(embedded(model, batch), batch["targets"], dim=-1)}
 
     def of(self, scores: Mapping[str, float]) -> float:
@@ -100,21 +119,43 @@ class Outputs:
         return scores["cosine"]
 
 
-def next_token_losses(model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of every token but the first, (texts, tokens - 1), and 1 where it is the model's first choice."""
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-    losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-    return losses, (logits.argmax(-1) == ids[:, 1:]).float()
+def token_scores(logits: Tensor, labels: Tensor, original: Tensor | None = None) -> dict[str, Tensor]:
+    """Return loss and accuracy (0 or 1) of every prediction, and with the original's logits the distance from it."""
+    losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
+    first = logits.argmax(-1)
+    found = {"loss": losses.view(labels.shape), "accuracy": (first == labels).float()}
+    if original is not None:
+        found |= {"kl": divergence(original, logits), "same_first_choice": (first == original.argmax(-1)).float()}
+    return found
 
 
-def _predicted(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return losses, hits and, where texts have labels, which of their tokens count; the others have a loss of 0."""
-    if "labels" not in batch:
-        return *next_token_losses(model, batch["input_ids"]), None
-    inputs = {name: x for name, x in batch.items() if name != "labels"}
-    logits, labels = model(**inputs, use_cache=False).logits[:, :-1].float(), batch["labels"][:, 1:]
-    losses = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-    return losses, (logits.argmax(-1) == labels).float(), labels != IGNORED
+def divergence(original: Tensor, converted: Tensor) -> Tensor:
+    """Return KL(original || converted) of logits, in nats; a few at a time, because vocabularies are large."""
+    rows = [torch.split(x.flatten(0, -2), ROWS_AT_ONCE) for x in (original, converted)]
+    logs = ((p.log_softmax(-1), q.log_softmax(-1)) for p, q in zip(*rows, strict=True))
+    found = [F.kl_div(q, p, reduction="none", log_target=True).sum(-1).clamp_min(0) for p, q in logs]
+    return torch.cat(found).view(original.shape[:-1])
+
+
+def agreement(scores: Mapping[str, float]) -> str:
+    """Write how far a model is from the original; empty where that is not measured.
+
+    >>> agreement({"loss": 2.0, "kl": 0.1234, "same_first_choice": 0.875}), agreement({"loss": 2.0})
+    ('KL 0.123, same first choice 87.5 %', '')
+    """
+    if "kl" not in scores:
+        return ""
+    return f"KL {significant(scores['kl'])}, same first choice {100 * scores['same_first_choice']:.1f} %"
+
+
+def frozen_copy(model: nn.Module, *, shares: bool) -> nn.Module:
+    """Copy a model before modules in it are replaced, to compare with; `shares` says that its weights stay as they are.
+
+    Such weights, and those that are frozen already, are the same memory; a teacher's stay with the copy when it is released.
+    """
+    weights = {id(p): p.detach() if shares or not p.requires_grad else p.detach().clone() for p in model.parameters()}
+    memo: dict[int, Any] = {key: nn.Parameter(weight, requires_grad=False) for key, weight in weights.items()}
+    return copy.deepcopy(model, memo).eval()
 
 
 def embedded(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

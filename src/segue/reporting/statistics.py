@@ -196,7 +196,7 @@ def average_ranks(scores: Mapping[str, Sequence[float]]) -> Ranks | None:
 
 
 def mean_interval(values: Tensor) -> Interval:
-    """Estimate a mean from one value per example, by Student's t.
+    """Estimate a mean from one value per example, by Student's t; inf or NaN makes it inf or NaN.
 
     >>> from torch import tensor
     >>> found = mean_interval(tensor([1.0, 2.0, 3.0]))
@@ -204,17 +204,51 @@ def mean_interval(values: Tensor) -> Interval:
     (2.0, 4.484, 3)
     """
     found = estimate(values.double().tolist())
-    if found is None:
-        return {"mean": math.nan, "low": None, "high": None, "n": 0}
+    if found is None or found.n < values.numel():
+        return {"mean": values.double().mean().item(), "low": None, "high": None, "n": values.numel()}
     if found.half is None:
         return {"mean": found.mean, "low": None, "high": None, "n": 1}
     return {"mean": found.mean, "low": found.mean - found.half, "high": found.mean + found.half, "n": found.n}
 
 
+def positive_interval(values: Tensor) -> Interval:
+    """Estimate the mean of values that are at least 0, such as losses: by Student's t for its logarithm, so never below 0.
+
+    >>> from torch import tensor
+    >>> found = positive_interval(tensor([0.1, 0.2, 0.9]))
+    >>> round(found["mean"], 3), round(found["low"], 3), round(found["high"], 3)
+    (0.4, 0.027, 5.994)
+    """
+    found = mean_interval(values)
+    mean = found["mean"]
+    if found["low"] is None or mean <= 0:
+        return found
+    factor = exponential((found["high"] - mean) / mean)  # the error of a logarithm is the relative one
+    return {**found, "low": mean / factor, "high": mean * factor}
+
+
+def bounded_interval(values: Tensor, least: float = 0.0, most: float = 1.0) -> Interval:
+    """Estimate the mean of values in a range: by Student's t for the logarithm of the odds, so never outside of it.
+
+    >>> from torch import tensor
+    >>> found = bounded_interval(tensor([0.5, 0.9, 1.0]))
+    >>> round(found["mean"], 3), round(found["low"], 3), round(found["high"], 3)
+    (0.8, 0.062, 0.996)
+    """
+    found = mean_interval(values)
+    inside = (found["mean"] - least) / (most - least)
+    if found["low"] is None or not 0 < inside < 1:
+        return found
+    half = (found["high"] - found["mean"]) / (most - least) / (inside * (1 - inside))  # of the logarithm of the odds
+    ends = (least + (most - least) * inside / (inside + (1 - inside) * exponential(side)) for side in (half, -half))
+    return {**found, **dict(zip(("low", "high"), ends, strict=True))}
+
+
 def proportion_interval(hits: Tensor) -> Interval:
     """Estimate a proportion from one value per example, 0 or 1, by Wilson's interval: ten of ten does not prove 100 %.
 
-    Values between 0 and 1, such as the fraction of a text's tokens, have a spread of their own: by Student's t, within 0 to 1.
+    Values between 0 and 1, such as the fraction of a text's tokens, have a spread of their own: by Student's t for the
+    logarithm of the odds.
 
     >>> from torch import ones
     >>> found = proportion_interval(ones(10))
@@ -222,9 +256,7 @@ def proportion_interval(hits: Tensor) -> Interval:
     (1.0, 0.722, 1.0)
     """
     if not bool(((hits == 0) | (hits == 1)).all()):
-        found = mean_interval(hits)
-        low, high = found["low"], found["high"]
-        return found if low is None else {**found, "low": max(0.0, low), "high": min(1.0, high)}
+        return bounded_interval(hits)
     n, p, z = hits.numel(), hits.double().mean().item(), NORMAL
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
