@@ -1,0 +1,187 @@
+"""A real language model: all attention of stories15M to operators of constant memory, judged by KL and equal first choices.
+
+Command:  segue grid experiments/stories15m --out runs/stories15m --workers 2 -o model=stories15m -o text=text.safetensors
+          python -m experiments.stories15m.report runs/stories15m    (without a folder: from the committed results)
+Needs:    the model's folder and its own texts, made by model.py and sample.py in this folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from segue import methods
+from segue.data.files import quiet_transformers
+from segue.errors import ConfigError
+from segue.lab.config import Run, Teacher
+from segue.lab.tasks import Loaded
+from segue.losses import FeatureGuidance, LogitDistillation
+from segue.phases import Phase, Rates
+from segue.plan import Plan
+from segue.schedules import aggr20
+from segue.sites import Selector
+from segue.students import GatedDeltaNet, GatedLinear, LinearAttention, SlidingWindow, StudentFactory, WindowedLinear
+from segue.training.batches import Batches, InOrder
+from segue.training.recipe import Recipe
+
+HELD_OUT, AT_ONCE = 32, 16  # sequences
+REPEATED = 96  # tokens in random order, twice: recall reaches further back than a window of 32
+RATES = Rates(new=1e-2, copied=3e-4)
+
+
+@lru_cache(maxsize=1)
+def original(folder: str) -> nn.Module:
+    """Load the untouched model, which every evaluation compares with."""
+    loaded: nn.Module = quiet_transformers(folder).AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+    return loaded.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """The loss of the next token; scores compare with the original: KL in nats, and how often the first choice is the same.
+
+    Recall is how often the second copy of tokens in random order is predicted, whose first copy is `REPEATED` tokens back.
+    """
+
+    folder: str
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        ids = batch["input_ids"]
+        return F.cross_entropy(self._logits(model, ids).flatten(0, 1), ids[:, 1:].flatten())
+
+    def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the mean over each text."""
+        ids = batch["input_ids"]
+        ours, theirs = (self._logits(one, ids).log_softmax(-1) for one in (model, original(self.folder)))
+        return {
+            "agreement": (ours.argmax(-1) == theirs.argmax(-1)).float().mean(1),
+            "kl": (theirs.exp() * (theirs - ours)).sum(-1).mean(1),
+            "loss": -ours.gather(-1, ids[:, 1:, None]).mean((1, 2)),
+            "recall": self._recall(model, ids),
+        }
+
+    def _recall(self, model: nn.Module, ids: Tensor) -> Tensor:
+        order = torch.randperm(REPEATED, generator=torch.Generator().manual_seed(0)).to(ids.device)
+        copied = ids[:, 1:][:, order]
+        twice = torch.cat([ids[:, :1], copied, copied], dim=1)
+        hits = self._logits(model, twice).argmax(-1) == twice[:, 1:]
+        return hits[:, -REPEATED + 1 :].float().mean(1)
+
+    def _logits(self, model: nn.Module, ids: Tensor) -> Tensor:
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stories:
+    """Texts that the model itself wrote: the last are held out."""
+
+    model: str
+    text: str
+
+    score = "agreement"
+    head = "lm_head.*"
+
+    @property
+    def sites(self) -> Selector:
+        return "model.layers.*.self_attn"
+
+    @property
+    def loss(self) -> Any:
+        return NextToken(self.model)
+
+    def load(self, *, data_fraction: float = 1.0, seed: int = 0) -> Loaded:
+        """Load the texts."""
+        if data_fraction != 1:
+            raise ConfigError("this experiment uses all of its texts.", f"Asked for are {data_fraction}.", "leave it out.")
+        ids = load_file(self.text)["input_ids"].long()
+        train, held = ids[:-HELD_OUT], ids[-HELD_OUT:]
+        validation = InOrder(len(held), AT_ONCE, lambda chosen: {"input_ids": held[chosen]})
+        return Loaded(
+            train=lambda size, seed: Batches(len(train), size, lambda chosen, _: {"input_ids": train[chosen]}, seed=seed),
+            validation=validation,
+            final=validation,
+            build=lambda _: quiet_transformers(self.model).AutoModelForCausalLM.from_pretrained(
+                self.model, use_safetensors=True
+            ),
+            examples=len(train),
+        )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One line of a table."""
+
+    name: str
+    label: str
+    plan: Callable[..., Plan]
+    length: float = 1.0  # in steps of DCR + DFG + KL, so that all arms of a table cost the same number of operations
+
+
+KL = LogitDistillation(temperature=1.0)
+WINDOW = {"window": 32, "sinks": 4}
+OPERATORS: dict[str, StudentFactory] = {
+    "Linear, hedgehog": LinearAttention(feature_map="hedgehog"),
+    "Gated linear": GatedLinear(),
+    "Gated delta": GatedDeltaNet(),
+    "Window 32": SlidingWindow(**WINDOW),
+    "Window 32 + linear, no sink": WindowedLinear(window=32, sinks=0),
+    "Window 32 + linear": WindowedLinear(**WINDOW),
+}
+COMPARED = ("Window 32 + linear", "Gated delta")  # the operators on which methods are compared
+
+
+def phased(*phases: Phase) -> Callable[..., Plan]:
+    """Follow these phases with feature guidance and distillation, without the task's loss."""
+    return partial(Plan, phases=phases, guidance=FeatureGuidance(), distill=KL)
+
+
+LOCAL = Phase(name="local fit", length=0.3, local=True, task=0.0, lr=RATES, weight_decay=0.0)
+HANDOVER = Phase(name="handover", schedule=aggr20(), task=0.0, lr=RATES)
+ALONE = Phase(name="students alone", task=0.0, lr=RATES)
+
+DCR_DFG_KL = Arm("dcr_dfg_kl", "DCR + DFG + KL", phased(HANDOVER))
+METHODS = (
+    DCR_DFG_KL,
+    Arm("student_only", "Student only", methods.student_only),
+    Arm("kl", "KL", phased(ALONE)),
+    Arm("lolcats", "LoLCATs", methods.lolcats),
+    Arm("radlads", "RADLADS-style: align, then KL", phased(LOCAL, ALONE)),
+    Arm("fit_dcr_dfg_kl", "Local fit, then DCR + DFG + KL", phased(LOCAL, HANDOVER)),
+)
+
+
+def runs(model: str, text: str, seeds: int = 3, steps: int = 100, batch: int = 8, only: str = "") -> list[Run]:
+    """Return operators x seeds by one method, then methods x seeds on two operators, then half of the layers."""
+    task = Stories(model=model, text=text)
+    half = tuple(f"model.layers.{layer}.self_attn" for layer in (1, 3, 5))
+    cases = [(DCR_DFG_KL, operator, task.sites, operator) for operator in OPERATORS]
+    cases += [(arm, operator, task.sites, operator) for operator in COMPARED for arm in METHODS[1:]]
+    cases.append((DCR_DFG_KL, COMPARED[0], half, f"{COMPARED[0]}, 3 of 6 layers"))
+    return [
+        Run(
+            experiment="stories15m",
+            method=arm.name,
+            label=arm.label,
+            group=group,
+            plan=arm.plan(sites=sites, student=OPERATORS[operator], seed=seed),
+            task=task,
+            teacher=Teacher(task=task, stages=()),
+            recipe=Recipe(steps=round(arm.length * steps), lr=RATES, warmup=0.05, weight_decay=0.0, seed=seed),
+            batch=batch,
+            evaluations=5,
+            diagnostics=(),
+            seed=seed,
+            reference="student_only",
+        )
+        for seed in range(seeds)
+        for arm, operator, sites, group in cases
+        if only in f"{arm.name} {group}"
+    ]
