@@ -264,6 +264,23 @@ def test_a_mask_of_the_wrong_length_is_refused_after_tokens_without_one():
             model(text(1), attention_mask=torch.ones(3, 1, 1, 1, dtype=torch.bool), past_key_values=cache)
 
 
+@one_of_each
+@pytest.mark.parametrize("first", [None, 0], ids=["hides a token that was read", "shows padding"])
+def test_a_mask_cannot_change_the_past(name, first):
+    """The original would hide the token, or see it; a state cannot, and says so before it is wrong."""
+    model, mask = converted(name), torch.ones(3, TURN + 1, dtype=torch.long)
+    cache = DynamicCache(config=model.config)
+    before = None if first is None else mask[:, :-1].clone()
+    if before is None:
+        mask[1, 2] = 0
+    else:
+        before[1, 0] = 0
+    with torch.no_grad():
+        model(text(), attention_mask=before, past_key_values=cache)
+        with pytest.raises(StudentError, match="cannot hide a token, or show one, after it was read"):
+            model(text(1), attention_mask=mask if before is None else None, past_key_values=cache)
+
+
 class Counted(TorchDispatchMode):
     """Count the operations that PyTorch dispatches."""
 
@@ -335,7 +352,8 @@ def test_what_was_seen_cannot_be_unseen():
     with pytest.raises(StudentError, match="generate without an assistant model"):
         generated(model, text(rows=1), prompt_lookup_num_tokens=3, max_new_tokens=40)
     before = copy.deepcopy(cache)
-    again = [model(text(4), past_key_values=past, use_cache=True).logits for past in (cache, before)]
+    mask = torch.cat([MASK, torch.ones_like(MASK[:, :4])], dim=1)
+    again = [model(text(4), attention_mask=mask, past_key_values=past, use_cache=True).logits for past in (cache, before)]
     assert torch.equal(*again)
 
 

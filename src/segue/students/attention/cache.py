@@ -30,14 +30,32 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
         self.seen = int(replaced.get_seq_length())
         self.state: State = {}
         self.pending: State = {}  # keys, values and padding that are not yet in the state
+        self.hidden: Tensor | None = None  # (batch,), how many tokens so far are padding; None: none
         if self.seen:  # a prefix that another module put there
             self.pending = {"k": replaced.keys[:, :, : self.seen], "v": replaced.values[:, :, : self.seen]}
-            self.pending |= {} if token_mask is None else {"token_mask": token_mask[:, : self.seen]}
+            if token_mask is not None:
+                self.pending["token_mask"] = token_mask[:, : self.seen]
+                self.hidden = (~token_mask[:, : self.seen]).sum(1)
 
     @property
     def has_current_state(self) -> bool:
-        """Whether there is a state, and it is that after all tokens so far."""
-        return bool(self.state) and not self.pending
+        """Whether there is a state, and it is that after all tokens so far, of which none is padding."""
+        return bool(self.state) and not self.pending and self.hidden is None
+
+    def hide(self, token_mask: Tensor | None, tokens: int, operator: str) -> None:
+        """Note the padding in a mask of all tokens with the new ones; refuse one that hides others of the past than before."""
+        if token_mask is None:
+            if self.hidden is not None and bool(self.hidden.any()):
+                raise changed_past(operator)
+            return
+        before = (~token_mask[:, :-tokens]).sum(1)
+        same = (before == (0 if self.hidden is None else self.hidden)).all()
+        if same.device.type != "cpu" and tokens == 1:  # Python would wait too long for the device, which checks by itself
+            torch._assert_async(same, str(changed_past(operator)))  # type: ignore[no-untyped-call, unused-ignore]
+        elif not same:
+            raise changed_past(operator)
+        now = before + (~token_mask[:, -tokens:]).sum(1)
+        self.hidden = None if now.device.type == "cpu" and not now.any() else now
 
     def current(self, mixer: Mixer) -> State:
         """Return the state after all tokens so far; empty before the first."""
@@ -82,7 +100,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
 
     def reset(self) -> None:
         """Remove all tokens."""
-        self.state, self.pending, self.seen = {}, {}, 0
+        self.state, self.pending, self.seen, self.hidden = {}, {}, 0, None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refuse to remove tokens."""
@@ -113,6 +131,16 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
     def _each(self, change: Callable[[Tensor], Tensor]) -> None:
         self.state = {name: change(x) for name, x in self.state.items()}
         self.pending = {name: change(x) for name, x in self.pending.items()}
+        self.hidden = None if self.hidden is None else change(self.hidden)
+
+
+def changed_past(operator: str) -> StudentError:
+    """Make the error of a mask that hides other tokens of the past than the masks before it."""
+    return StudentError(
+        f"{operator} cannot hide a token, or show one, after it was read.",
+        "The mask of this call hides other tokens of the past than the masks before it, and the past is a state by now.",
+        "give the mask of all tokens so far, with the padding as it was, or start with a new cache.",
+    )
 
 
 def keeps_other_states(cache: Any, index: int | None) -> bool:
