@@ -150,11 +150,11 @@ ALONE = Phase(name="students alone", task=0.0, lr=RATES)
 DCR_DFG_KL = Arm("dcr_dfg_kl", "DCR + DFG + KL", phased(HANDOVER))
 METHODS = (
     DCR_DFG_KL,
-    Arm("student_only", "Student only", methods.student_only),
-    Arm("kl", "KL", phased(ALONE)),
-    Arm("lolcats", "LoLCATs", methods.lolcats),
-    Arm("radlads", "RADLADS-style: align, then KL", phased(LOCAL, ALONE)),
-    Arm("fit_dcr_dfg_kl", "Local fit, then DCR + DFG + KL", phased(LOCAL, HANDOVER)),
+    Arm("student_only", "Student only", methods.student_only, 1.45),
+    Arm("kl", "KL", phased(ALONE), 1.01),
+    Arm("lolcats", "LoLCATs", methods.lolcats, 1.72),
+    Arm("radlads", "RADLADS-style: align, then KL", phased(LOCAL, ALONE), 1.28),
+    Arm("fit_dcr_dfg_kl", "Local fit, then DCR + DFG + KL", phased(LOCAL, HANDOVER), 1.27),
 )
 
 

@@ -14,7 +14,7 @@ from . import RENAMED, V0_1_0
 NAMES = json.loads((V0_1_0 / "public_names.json").read_text(encoding="utf-8"))
 
 
-ADDED = {"EarlyStopping", "Ema", "Guard", "fit_locally", "phases", "plan_replacement", "planning"}
+ADDED = {"EarlyStopping", "Ema", "Guard", "cache_teacher", "fit_locally", "phases", "plan_replacement", "planning"}
 
 
 def test_the_package_has_the_names_it_had():

@@ -339,3 +339,10 @@ def test_bytes_alive_are_forgotten_after_the_block():
     del kept
     gc.collect()
     assert memory.now == 0
+
+
+def test_a_triangular_solution_is_counted_by_its_products_and_sums():
+    matrix, right = torch.eye(5).expand(3, 5, 5), torch.ones(3, 5, 7)
+    counted = flops(lambda: torch.linalg.solve_triangular(matrix, right, upper=False))
+    by_hand = sum(2 * row + 1 for row in range(5))  # row i: i products, i differences, one division
+    assert counted == 3 * 7 * by_hand

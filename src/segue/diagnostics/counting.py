@@ -130,8 +130,13 @@ def _transform(factor: float, shape: Any, dims: Any) -> int:
     return round(factor * places * math.log2(length))
 
 
-# What torch's own counter counts as 0: the CPU's fused attention, for code that calls it directly, and Fourier transforms.
+def _triangular_solve(matrix: Any, right: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return math.prod(right) * int(matrix[-1])
+
+
+# What torch's own counter counts as 0: the CPU's fused attention, if called directly, Fourier transforms, triangular solutions.
 FORMULAS = {
+    torch.ops.aten.linalg_solve_triangular: _triangular_solve,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_forward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _fused_backward,
     torch.ops.aten._fft_c2c: _complex_transform,
@@ -242,7 +247,8 @@ class StepCosts:
             self.handover.resume_at(step)
             phase = self.handover.phase
             local = phase is not None and from_features(phase)
-            self._known[kind] = self._count_local(phase) if phase is not None and local else self._count(self._loss)
+            counted = self._count_local(phase, step == 0) if phase is not None and local else self._count(self._loss)
+            self._known[kind] = counted
         return self._known[kind]
 
     def students_alone(self) -> StepCost:
@@ -275,8 +281,11 @@ class StepCosts:
         updates = None if phase is None else (phase.split, phase.reuse, phase.tolerance > 0, phase.task > 0)
         return step == 0, now.distill > 0, updates, first, *sorted(Counter(others).items())
 
-    def _count_local(self, phase: Phase) -> StepCost:
-        """Count one forward of the original model, and its passes over the batch; as if no site rested."""
+    def _count_local(self, phase: Phase, first: bool) -> StepCost:
+        """Count one forward of the original model, in the first step a complete one, and its passes over the batch.
+
+        As if no site rested.
+        """
         handover, trained = self.handover, self._trained()
 
         def record() -> Features:
@@ -290,7 +299,9 @@ class StepCosts:
 
         handover.local.errors.clear()
         with torch.random.fork_rng(devices=[]):
-            features = record()
+            found: list[Features] = []
+            complete = flops(lambda: found.append(record()))
+            features = found[0]
             known = [x for x in tree_leaves([list(vars(call).values()) for calls in features.calls.values() for call in calls])
                      if isinstance(x, Tensor)]  # fmt: skip
             held = sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in known}.values())
@@ -299,7 +310,7 @@ class StepCosts:
             proving -= flops(lambda: learn(features, 1))
             kept = saved_bytes(lambda: learn(features, 1), around)
             once = flops(lambda: learn(features, phase.split))
-            return StepCost(flops(record) + proving + phase.reuse * once, held + kept)
+            return StepCost((complete if first else flops(record)) + proving + phase.reuse * once, held + kept)
 
     def _trained(self) -> list[Tensor]:
         """Return what trains in the phase of this step."""
