@@ -393,6 +393,22 @@ def test_a_state_does_not_grow(name):
     assert ring is None or ring.shape[2] == operator.sinks + operator.window
 
 
+@pytest.mark.parametrize("compiled_first", [True, False])
+def test_compiled_and_plain_calls_continue_the_same_padded_cache(compiled_first):
+    model, cache, positions = converted(), DynamicCache(), (MASK.cumsum(1) - 1).clamp_min(0)
+    torch._dynamo.reset()
+    compiled, found = torch.compile(model, backend="eager"), []
+    for turn, (begin, end) in enumerate(((0, 18), (18, 19), (19, 21))):  # PyTorch gives up compiling after a few lengths
+        call = {"attention_mask": MASK[:, :end], "position_ids": positions[:, begin:end], "past_key_values": cache}
+        with torch.no_grad():
+            found.append((compiled if (turn == 0) == compiled_first else model)(text()[:, begin:end], **call).logits)
+    close(torch.cat(found, dim=1), logits(model, text(), MASK, [], None), MASK)
+    if compiled_first:  # what compiled code noted is checked
+        changed = torch.cat([1 - MASK[:, :1], MASK[:, 1:], torch.ones_like(MASK[:, :1])], dim=1)
+        with pytest.raises(StudentError, match="cannot hide a token"):
+            model(text(1), attention_mask=changed, past_key_values=cache)
+
+
 @pytest.mark.slow
 def test_a_decoding_step_compiles_to_one_graph():
     """Two graphs over ten steps: the first step, and one for all lengths."""

@@ -44,18 +44,22 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
 
     def hide(self, token_mask: Tensor | None, tokens: int, operator: str) -> None:
         """Note the padding in a mask of all tokens with the new ones; refuse one that hides others of the past than before."""
+        looks = not torch.compiler.is_compiling()  # compiled code cannot, and only notes the padding for what follows it
         if token_mask is None:
-            if self.hidden is not None and bool(self.hidden.any()):
-                raise changed_past(operator)
+            if looks and self.hidden is not None:
+                if bool(self.hidden.any()):
+                    raise changed_past(operator)
+                self.hidden = None
             return
         before = (~token_mask[:, :-tokens]).sum(1)
-        same = (before == (0 if self.hidden is None else self.hidden)).all()
-        if same.device.type != "cpu" and tokens == 1:  # Python would wait too long for the device, which checks by itself
-            torch._assert_async(same, str(changed_past(operator)))  # type: ignore[no-untyped-call, unused-ignore]
-        elif not same:
-            raise changed_past(operator)
+        if looks:
+            same = (before == (0 if self.hidden is None else self.hidden)).all()
+            if same.device.type != "cpu" and tokens == 1:  # Python would wait too long for the device, which checks by itself
+                torch._assert_async(same, str(changed_past(operator)))  # type: ignore[no-untyped-call, unused-ignore]
+            elif not same:
+                raise changed_past(operator)
         now = before + (~token_mask[:, -tokens:]).sum(1)
-        self.hidden = None if now.device.type == "cpu" and not now.any() else now
+        self.hidden = None if looks and now.device.type == "cpu" and not now.any() else now
 
     def current(self, mixer: Mixer) -> State:
         """Return the state after all tokens so far; empty before the first."""

@@ -365,7 +365,7 @@ class Attention(nn.Module):
         token_mask = causal_padding(call, kept, self.operator, self.settings["window"], self.settings["chunked"])
         if token_mask is not None and token_mask.shape[1] < kept:
             raise wrong_length(token_mask, q.shape[0], kept)
-        if self.settings["window"] is None and not torch.compiler.is_compiling():  # a window hides more from token to token
+        if self.settings["window"] is None:  # a window hides more from token to token
             layer.hide(token_mask, tokens, self.operator)
         token_mask = None if token_mask is None else token_mask[:, -tokens:]
         if token_mask is not None and _may_ask(token_mask) and bool(token_mask.all()):
