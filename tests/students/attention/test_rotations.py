@@ -58,6 +58,8 @@ def test_only_a_rotation_by_halves_is_taken_for_one():
     assert not is_by_halves(modeling_cohere.apply_rotary_pos_emb)  # of neighbouring features
     assert not is_by_halves(in_float32)
     assert not is_by_halves(lambda q, k, cos: (q, k))
+    with torch.device("meta"):  # a default device, which the trial must not use
+        assert is_by_halves(modeling_llama.apply_rotary_pos_emb)
     assert not is_by_halves(lambda q, k, cos, sin: (rotate(q, cos, sin), k))
 
 

@@ -53,7 +53,7 @@ def is_by_halves(rotation: Callable[..., Any]) -> bool:
     """Try a model's own function: return whether it rotates one token as `rotate` does, bit for bit, also in half precision."""
     draw = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):
-        q, k, cos, sin = (torch.randn(2, n, 1, 8, generator=draw).to(dtype) for n in (4, 2, 1, 1))
+        q, k, cos, sin = (torch.randn(2, n, 1, 8, generator=draw, device="cpu").to(dtype) for n in (4, 2, 1, 1))
         cos, sin = cos[:, 0], sin[:, 0]
         try:
             found = rotation(q, k, cos, sin)
