@@ -148,3 +148,12 @@ def test_the_spec_of_some_heads_has_their_projections():
     others = mixer.other_heads.spec(spec)
     assert (others.heads, others.key_heads) == (2, 2)
     assert others.value.bias.tolist() == [6.0, 8.0, 10.0, 18.0, 20.0, 22.0]
+
+
+def test_a_model_without_values_gets_mixed_heads_too():
+    """Costs are counted on the meta device."""
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    segue.replace_(model, segue.Plan(sites="model.layers.*.self_attn", student=MixedHeads(keep=(0, 2))), total_steps=2)
+    assert model(torch.zeros(2, 7, dtype=torch.long, device="meta")).logits.shape == (2, 7, 50)

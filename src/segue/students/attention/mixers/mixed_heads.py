@@ -39,12 +39,13 @@ class Heads(nn.Module):
         used = [head // group for head in heads]
         shared = sorted(set(used))
         keys = shared if len({used.count(key) for key in shared}) == 1 else used
+        self.indices = list(heads), keys  # of queries and keys, also where buffers have no values
         self.register_buffer("queries", torch.tensor(heads), persistent=False)
         self.register_buffer("keys", torch.tensor(keys), persistent=False)
 
     def spec(self, spec: AttentionSpec) -> AttentionSpec:
         """Describe them as an attention module of their own."""
-        queries, keys = self.queries.tolist(), self.keys.tolist()
+        queries, keys = self.indices
         query = _rows(spec.query, spec.heads, queries)
         key, value = (_rows(part, spec.key_heads, keys) for part in (spec.key, spec.value))
         return replace(spec, heads=len(queries), query=query, key=key, value=value, sinks=None)
