@@ -273,8 +273,8 @@ class Handover(Copied):
     def weighted(self, task_loss: Tensor) -> Tensor:
         """Return the loss of the task times the weight that the phase gives it."""
         weight = 1.0 if self.phase is None else self.phase.task
-        if weight == 0.0 and (self.auxiliary.guidance or self.auxiliary.distill):
-            return task_loss.detach() * weight  # nothing learns from it: no backward through it, only through the other losses
+        if weight == 0.0 and self.auxiliary.distill > 0:
+            return task_loss.detach() * weight  # no backward: distillation reaches all parameters, which DDP waits for
         return task_loss if weight == 1.0 else task_loss * weight
 
     def aux_loss(self, mask: Tensor | None = None, *, output_mask: Tensor | None = None) -> Tensor:
