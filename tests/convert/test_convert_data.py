@@ -63,6 +63,15 @@ def test_a_model_converts_on_its_own_samples_and_is_evaluated_on_others(base, tm
     assert record(out)["quality"]["converted"]["loss"] == pytest.approx(mean, rel=1e-4)
 
 
+def test_eval_names_the_file_that_was_held_out(base, texts, tmp_path):
+    out, other = tmp_path / "out", tmp_path / "other.txt"
+    other.write_text("the quick brown fox " * 20)
+    convert("llama", base("llama"), texts, out, **SMALL, validation=other)
+    shown = "".join(call("eval", out, "--contexts", "8", "--tokens", "16").split())
+    assert f"tokensof{other},whichtheconversionheldout" in shown
+    assert str(texts) not in shown
+
+
 def test_an_interrupted_sampling_is_resumed_by_segue_resume(base, tmp_path, monkeypatch):
     monkeypatch.setattr(sampling, "AT_ONCE", 8)
     straight, stopped = tmp_path / "a", tmp_path / "b"

@@ -152,3 +152,9 @@ def test_a_span_is_read_and_a_pattern_stays_a_pattern():
     for wrong in ("Span(", "Span(__import__('os').getcwd())", "Span('layers', evry=2)", "Span('a').layers"):
         with pytest.raises(ConfigError, match="cannot be parsed"):
             parse.sites(wrong)
+
+
+def test_a_value_that_python_itself_refuses_is_an_error_of_three_lines():
+    with pytest.raises(ConfigError, match="is neither a plain value nor one of Segue's parts") as caught:
+        parse.student("WindowedLinear(window={[]: 1})")
+    assert len(str(caught.value).splitlines()) == 3

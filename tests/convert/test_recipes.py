@@ -64,8 +64,38 @@ def test_rates_follow_what_is_copied_and_what_is_given(given, rates, method, lla
 
 def test_settings_of_version_0_1_0_have_one_rate_for_all():
     old = Conversion.from_dict({**NEEDED, "steps": 3, "lr": 5e-4, "train": "all"})
-    assert recipes._rates(old, copied=4) == 5e-4
-    assert recipes._rates(Conversion.from_dict({**NEEDED, "steps": 3, "lr": 5e-4}), copied=4) == 5e-4
+    assert recipes._rates(old, copied=4, train="all") == 5e-4
+    assert recipes._rates(Conversion.from_dict({**NEEDED, "steps": 3, "lr": 5e-4}), copied=4, train="students") == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [
+        ({"lr_backbone": 1e-3}, "--lr-backbone is of no use here."),
+        ({"method": "transfer(lr=1e-3)", "lr_new": 1e-2}, "--lr-new is of no use here."),
+        ({"plan": "transfer", "lr": 1e-3}, "--lr is of no use here."),
+        ({"plan": "halo", "lr_backbone": 1e-3}, "--lr-backbone is of no use here."),
+        ({"lr_new": 0.0}, "Rates(new=...) must be a positive finite number, got 0.0."),
+    ],
+)
+def test_rates_that_nothing_would_train_with_are_refused(given, first, llama, tmp_path):
+    if "plan" in given:
+        plan = segue.methods.ALL[given["plan"]](sites=ATTENTION["llama"], student=segue.students.WindowedLinear(window=4))
+        (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+        given = {**given, "plan": str(tmp_path / "plan.json"), "sites": None, "student": None}
+    with pytest.raises((ConfigError, PlanError)) as caught:
+        made(llama, **given)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == first
+    assert len(lines) == 3
+
+
+def test_a_plan_that_trains_all_has_its_rate_around_the_sites(llama, tmp_path):
+    plan = segue.methods.dcr(sites=ATTENTION["llama"], student=segue.students.WindowedLinear(window=4), train="all")
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    given = {"plan": str(tmp_path / "plan.json"), "sites": None, "student": None, "lr": 3e-4}
+    assert made(llama, **given)[1].lr == Rates(new=3e-4, copied=3e-4, backbone=3e-4 * 0.1)
+    assert made(llama, **given, lr_backbone=0.0)[1].lr == Rates(new=3e-4, copied=3e-4, backbone=0.0)
 
 
 def test_students_without_new_parameters_train_the_copied_ones(llama):
@@ -112,6 +142,8 @@ def test_a_method_takes_its_settings_and_those_of_a_plan(llama):
         ({"plan": "plan.json", "sites": None, "student": None, "method": "dcr"}, "--plan and --method exclude each other."),
         ({"plan": "plan.json", "sites": None, "student": None, "train": "all"}, "--plan and --train exclude each other."),
         ({"plan": "plan.json", "sites": None, "student": None, "lora": 2}, "--plan and --lora exclude each other."),
+        ({"samples": 4}, "--samples needs --data self."),
+        ({"sampling_top_p": 0.5}, "--sampling-top-p needs --data self."),
         ({"lora": 2, "train": "all"}, "--lora and --train all exclude each other."),
     ],
 )

@@ -6,10 +6,11 @@ import pytest
 
 import segue
 from segue.convert import recipes
+from segue.convert.convert import Run
 from segue.convert.data import load
 from segue.convert.options import Conversion
 from segue.convert.pretrained import open_base
-from segue.convert.rehearsal import PASSES, SHARE, affordable, estimate, rehearse
+from segue.convert.rehearsal import PASSES, SHARE, Rehearsal, affordable, estimate, rehearse
 from segue.convert.tasks import NextToken
 from tests.convert.small_models import ATTENTION, STUDENT
 from tests.helpers.tiny import same_state
@@ -71,3 +72,14 @@ def test_operations_are_those_of_segue_cost_on_whole_batches(conversion):
     counted = segue.cost(llama.model, plan, next(iter(data.train)), total_steps=10, loss_fn=data.task)
     assert taken["flops"] == pytest.approx(counted.flops, rel=1e-6)
     assert taken["weights"] == 4 * sum(p.numel() for p in llama.model.parameters())
+
+
+@pytest.mark.parametrize("given", [1, 2, 3, 99])
+def test_batches_of_an_evaluation_that_are_given_stay_so_that_the_same_command_resumes(given, conversion):
+    llama, plan, data, recipe = conversion("dcr_dfg")
+    data.held_out = list(range(3))
+    settings = Conversion(model="m", data="d", steps=10, eval_batches=given)
+    run = Run(settings, llama, data, plan, recipe, timed=True)
+    said = run._budget(100.0, Rehearsal(seconds={"steps": (10, 0.001)}, checkpoint=None))  # far too much for a tenth
+    assert (run.settings.eval_batches, run.settings.evaluations) == (given, 1)
+    assert f"on {min(given, 3)} of 3 batches" in said

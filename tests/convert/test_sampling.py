@@ -10,6 +10,7 @@ import torch
 from segue.convert import data, sampling
 from segue.convert.pretrained import open_base
 from segue.convert.sampling import Samples, drawn, generate, nucleus
+from segue.core import tensor_files
 from segue.errors import ConfigError, DataError
 from tests.convert.small_models import POSITIONS, epoch, settings
 
@@ -167,6 +168,10 @@ def test_a_damaged_file_is_refused(llama, tmp_path):
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(DataError, match="delete that file, so that they are sampled again"):
         Samples(llama, of_self(), tmp_path)[torch.arange(2)]
+    for token in (-1, llama.model.config.vocab_size):
+        tensor_files.write(path, {"ids": torch.full((6, 8), token, dtype=torch.int32)})
+        with pytest.raises(DataError, match=f"its tokens go from {token} to {token}"):
+            Samples(llama, of_self(), tmp_path)[torch.arange(2)]
     shutil.rmtree(samples.folder)
     assert torch.equal(Samples(llama, of_self(), tmp_path)[torch.arange(6)], samples[torch.arange(6)])
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import segue
+from segue.core import tensor_files
 from segue.errors import CheckpointError, DataError, PlanError
 from segue.losses import FeatureGuidance, LogitDistillation, OnTeacherStream
 from segue.schedules import Constant
@@ -321,3 +322,30 @@ def test_a_damaged_cache_is_refused(name, tmp_path):
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-7])
     with pytest.raises(DataError, match="the teacher cache cannot be read"):
         cached(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("classes", lambda x: x + WORDS),
+        ("classes", lambda x: x - WORDS),
+        ("classes", lambda x: x[:, :2]),
+        ("classes", lambda x: x[:-3]),
+        ("logs", lambda x: x * float("nan")),
+        ("logs", lambda x: x[:, :3]),
+        ("lengths", lambda x: x[:-1]),
+        ("lengths", lambda x: x + 1),
+        ("lengths", lambda x: x.float()),
+        ("lengths", lambda x: -x),
+        ("keys", lambda x: x.flatten()),
+        ("keys", lambda x: x.float()),
+    ],
+)
+def test_a_cache_with_other_contents_is_refused(name, change, tmp_path):
+    cached(tmp_path)
+    path = tmp_path / "0-0.safetensors"
+    tensors = {each: x.clone() for each, x in tensor_files.read(path).items()}
+    tensor_files.write(path, tensors | {name: change(tensors[name]).contiguous()})
+    with pytest.raises(DataError, match="the teacher cache cannot be read") as caught:
+        fit(Words(), teacher_cache=cached(tmp_path), steps=2)
+    assert len(str(caught.value).splitlines()) == 3

@@ -153,8 +153,10 @@ class Run:
         batches = sum(1 for _ in self.data.held_out)
         number, used = self.settings.evaluations, self.settings.eval_batches or batches
         if number is None:
-            number, used = rehearsal.affordable(found.total, took / batches, used)
-        few = None if used == batches else used
+            number, affordable = rehearsal.affordable(found.total, took / batches, used)
+            used = used if self.settings.eval_batches else affordable
+        used = min(used, batches)
+        few = self.settings.eval_batches or (None if used == batches else used)  # as given: the same command resumes
         self.settings = dataclasses.replace(self.settings, evaluations=number, eval_batches=few)
         cost = rehearsal.PASSES * used * took / batches
         share = (number + 1) * cost / (found.total + (number + 1) * cost)

@@ -41,7 +41,9 @@ def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = pri
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     batches = [mapped(lambda x: x.to(device), batch) for batch in examples(base, data, settings, conversion)]
     models: dict[str, nn.Module] = {"original": base.model.to(device).eval(), "converted": converted.to(device)}
-    say(f"comparing {settings.folder} with {base.name} on {data.held_out_size} of {conversion.data}")
+    source = conversion.validation if isinstance(conversion.validation, str) else conversion.data
+    amount = data.held_out_size if source == conversion.validation else f"{data.held_out_size} of {source}"
+    say(f"comparing {settings.folder} with {base.name} on {amount}")
     torch.manual_seed(SEED)
     if base.kind == "causal":
         ids = torch.cat([batch["input_ids"] for batch in batches])
@@ -57,7 +59,7 @@ def evaluate(settings: EvalSettings, out: Path, say: Callable[[str], None] = pri
         "base": {"name": base.name, "hash": base.hash},
         "replaced": {"sites": record["segue"]["plan"]["sites"], "student": trained.student, "steps": record["budget"]["steps"]},
         "data": {
-            "name": conversion.data,
+            "name": source,
             "held_out_by_the_conversion": settings.data is None and settings.validation is None,
             "tokens": settings.tokens or conversion.tokens,
             "trained_tokens": trained.tokens,

@@ -142,7 +142,7 @@ def _made(node: ast.expr, kinds: Mapping[str, Any], refuse: Refuse) -> Any:
             raise refuse(f"{kind.__name__}: {error}.") from None
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (TypeError, ValueError):
         if isinstance(node, ast.Tuple | ast.List):
             return tuple(_made(part, kinds, refuse) for part in node.elts)
         raise refuse(f"{ast.unparse(node)} is neither a plain value nor one of Segue's parts.") from None

@@ -11,6 +11,7 @@ from segue import students
 from segue.convert import parse_student as parse
 from segue.convert.options import Conversion
 from segue.convert.pretrained import Base
+from segue.convert.sampling import SELF
 from segue.core.building import build_students
 from segue.core.kinds import copied_parameters
 from segue.core.surgery import teacher_at
@@ -30,6 +31,8 @@ STEPS = 300
 RATES = TRANSFER_RATES  # of students that begin with weights of their teachers
 RATE = 5e-4  # where nothing is copied
 BACKBONE = 0.1  # of the rate of copied parameters, if all of the model trains
+RATE_OPTIONS = ("lr", "lr_new", "lr_backbone")
+SAMPLING = ("samples", "sampling_temperature", "sampling_top_p")
 PLAN = ("sites", "student", "method", "guidance", "distill", "exclude", "control")  # what a plan in a file says itself
 
 
@@ -56,6 +59,12 @@ def require_complete(settings: Conversion) -> None:
             "A conversion needs the modules to replace, and their replacement.",
             "give for example --sites 'model.layers.*.self_attn' --student 'WindowedLinear(window=64)', or --plan FILE.",
         )
+    unused = [name for name in SAMPLING if settings.data != SELF and getattr(settings, name) != getattr(Conversion, name)]
+    if unused:
+        option = f"--{unused[0].replace('_', '-')}"
+        raise ConfigError(
+            f"{option} needs --data self.", f"Nothing is sampled: --data is {settings.data}.", f"leave {option} out."
+        )
     if settings.lora and settings.train == "all":
         raise ConfigError(
             "--lora and --train all exclude each other.",
@@ -76,9 +85,10 @@ def plan_of(settings: Conversion, base: Base) -> Plan:
 
 def recipe_of(settings: Conversion, base: Base, plan: Plan) -> Recipe:
     """Return the training settings of a conversion; a phase may have rates of its own."""
+    _refuse_unused_rates(settings, plan)
     copied, _ = _kinds(base, plan)
     names = ("steps", "warmup", "accumulate", "precision", "shard", "compile", "seed")
-    return Recipe(lr=_rates(settings, copied), **{name: getattr(settings, name) for name in names})
+    return Recipe(lr=_rates(settings, copied, plan.train), **{name: getattr(settings, name) for name in names})
 
 
 def _plan_by_method(settings: Conversion, base: Base) -> Plan:
@@ -90,7 +100,7 @@ def _plan_by_method(settings: Conversion, base: Base) -> Plan:
     lr = inspect.signature(made).parameters.get("lr")
     if lr is not None and (settings.lr is not None or settings.lr_new is not None or isinstance(lr.default, Rates)):
         copied, _ = _kinds(base, Plan(sites=given["sites"], student=student))
-        given.setdefault("lr", _rates(settings, copied))
+        given.setdefault("lr", _rates(settings, copied, train))
     plan = made(**given)
     for name, usual in (("guidance", FeatureGuidance()), ("distill", LogitDistillation(temperature=1.0))):
         if (text := getattr(settings, name)) is not None:
@@ -105,14 +115,26 @@ def _plan_in(place: str) -> Plan:
     return Plan.from_dict(read_json(path))
 
 
-def _rates(settings: Conversion, copied: int) -> float | Rates:
+def _refuse_unused_rates(settings: Conversion, plan: Plan) -> None:
+    """Refuse rates that nothing would train with."""
+    given = [name for name in RATE_OPTIONS if getattr(settings, name) is not None]
+    if "lr_backbone" in given and plan.train != "all":
+        hint = "leave it out, or train more: --train all, --lora RANK, or a plan that says so."
+        raise ConfigError("--lr-backbone is of no use here.", "Nothing around the sites is trained.", hint)
+    own = settings.method is not None and "lr" in parse.method(settings.method)[1]
+    if given and (own or (settings.plan is not None and plan.phases and all(phase.lr is not None for phase in plan.phases))):
+        option = f"--{given[0].replace('_', '-')}"
+        found = f"{settings.method or f'Every phase of the plan in {settings.plan}'} has learning rates of its own."
+        raise ConfigError(f"{option} is of no use here.", found, f"leave {option} out, or the rates there.")
+
+
+def _rates(settings: Conversion, copied: int, train: str) -> float | Rates:
     """Return the learning rates, one for all or one for each kind of parameter, where some or none are copied."""
     usual = RATES if copied else Rates(new=RATE)
     of_copied = usual.of("copied") if settings.lr is None else settings.lr
-    of_new = settings.lr_new or (usual.new if settings.lr is None else settings.lr)
+    of_new = (usual.new if settings.lr is None else settings.lr) if settings.lr_new is None else settings.lr_new
     around = of_copied * (1.0 if settings.lora else BACKBONE) if settings.lr_backbone is None else settings.lr_backbone
-    trains_backbone = settings.train == "all" or settings.lora is not None
-    if of_new == of_copied and (around == of_copied or not trains_backbone):
+    if of_new == of_copied and (around == of_copied or train != "all"):
         return of_new
     return Rates(new=of_new, copied=of_copied, backbone=around)
 

@@ -90,6 +90,8 @@ class Samples:
             ids = tensor_files.read(path)["ids"].long()
             if ids.shape != (AT_ONCE, self.settings.tokens):
                 raise ValueError(f"its shape is {tuple(ids.shape)}")
+            if not 0 <= int(ids.min()) <= int(ids.max()) < self.base.model.config.vocab_size:  # type: ignore[operator, union-attr]
+                raise ValueError(f"its tokens go from {int(ids.min())} to {int(ids.max())}")
         except Exception as error:
             fault, hint = f"the samples in {path} cannot be read.", "delete that file, so that they are sampled again."
             raise DataError(fault, f"{type(error).__name__}: {error}.", hint) from error

@@ -93,9 +93,15 @@ class TeacherCache:
                     raise _unknown(self.folder, row)
                 if place.file not in opened:
                     opened[place.file] = stack.enter_context(_opened(place.file))
-                part = slice(place.first, place.first + place.count)
-                classes[row, real[row]] = opened[place.file].get_slice("classes")[part].long()
-                logs[row, real[row]] = opened[place.file].get_slice("logs")[part].float().log_softmax(-1)  # rounded: sum to 1
+                part, tokens = slice(place.first, place.first + place.count), int(real[row].sum())
+                of_classes, of_logs = (opened[place.file].get_slice(name)[part] for name in ("classes", "logs"))
+                if (of_classes.shape, of_logs.shape) != ((tokens, k), (tokens, k + 1)):
+                    shapes = f"{tuple(of_classes.shape)} and {tuple(of_logs.shape)}"
+                    raise _damaged(place.file, ValueError(f"classes and logs of {tokens} tokens have the shapes {shapes}"))
+                if not (((of_classes >= 0) & (of_classes < logits.shape[-1])).all() and of_logs.isfinite().all()):
+                    raise _damaged(place.file, ValueError("a class is not one of the model's, or a logarithm not finite"))
+                classes[row, real[row]] = of_classes.long()
+                logs[row, real[row]] = of_logs.float().log_softmax(-1)  # rounded: sum to 1
         shape = logits.shape[:-1]
         return TopProbabilities(classes.reshape(*shape, k).to(logits.device), logs.reshape(*shape, k + 1).to(logits.device))
 
@@ -324,6 +330,14 @@ def _places(folder: Path) -> dict[bytes, Place]:
     for path in sorted(folder.glob("*-*.safetensors")):
         with _opened(path) as file:
             keys, lengths = file.get_tensor("keys"), file.get_tensor("lengths")
+        if (
+            keys.dtype != torch.int64
+            or lengths.dtype != torch.int64
+            or keys.shape != (len(lengths), KEY)
+            or (lengths < 1).any()
+        ):
+            found = f"keys {keys.dtype} {tuple(keys.shape)}, lengths {lengths.dtype} {tuple(lengths.shape)}"
+            raise _damaged(path, ValueError(found))
         first = 0
         for key, count in zip(keys, lengths.tolist(), strict=True):
             places[bytes(tensor_files.memory(key.contiguous()))] = Place(path, first, count)
