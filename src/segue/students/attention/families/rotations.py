@@ -32,17 +32,17 @@ class _Angles:
     """Make cos and sin what `rotate_token` takes, once for the layers that share them: sin is negative in its first half."""
 
     def __init__(self) -> None:
-        self.given: tuple[Any, ...] = ()
-        self.made: tuple[Tensor, Tensor] | None = None
+        self.last: tuple[tuple[Any, ...], tuple[Tensor, Tensor]] | None = None  # in one piece, since threads share it
 
     def __call__(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        given, made = self.given, self.made
-        if made is not None and given[0]() is cos and given[1]() is sin and given[2:] == (cos._version, sin._version):
-            return made
+        if self.last is not None:
+            given, made = self.last
+            if given[0]() is cos and given[1]() is sin and given[2:] == (cos._version, sin._version):
+                return made
         first, second = sin[:, None].chunk(2, dim=-1)
         made = cos[:, None], torch.cat([-first, second], dim=-1)
         if not (cos.is_inference() or sin.is_inference()):  # nobody counts when those change
-            self.given, self.made = (weakref.ref(cos), weakref.ref(sin), cos._version, sin._version), made
+            self.last = (weakref.ref(cos), weakref.ref(sin), cos._version, sin._version), made
         return made
 
 
