@@ -131,7 +131,8 @@ def _transform(factor: float, shape: Any, dims: Any) -> int:
 
 
 def _triangular_solve(matrix: Any, right: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    return math.prod(right) * int(matrix[-1])
+    places: int = math.prod(right)
+    return places * int(matrix[-1])
 
 
 # What torch's own counter counts as 0: the CPU's fused attention, if called directly, Fourier transforms, triangular solutions.
