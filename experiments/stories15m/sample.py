@@ -1,6 +1,6 @@
 """Texts of stories15M: what the model itself writes, since its training data cannot be had.
 
-Command:  python experiments/stories15m/sample.py --model stories15m --out text.safetensors
+Command:  python experiments/stories15m/sample.py --model stories15m --out text.safetensors --text text.txt
 Runtime:  5 minutes of one core for 896 sequences of 256 tokens.
 Expected: a perplexity of the model on its own texts of 3.1.
 """
@@ -23,6 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder that model.py wrote")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--text", type=Path, help="also write them as text, for `segue convert --data`")
     parser.add_argument("--sequences", type=int, default=14 * AT_ONCE)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -38,6 +39,9 @@ def main() -> None:
         loss += model(ids, labels=ids).loss.item() * len(ids)
         print(f"{begin + len(ids)} sequences, perplexity {torch.tensor(loss / (begin + len(ids))).exp():.3f}", flush=True)
     save_file({"input_ids": torch.cat(parts)}, options.out)
+    if options.text is not None:
+        tokenizer = quiet_transformers(options.model).AutoTokenizer.from_pretrained(options.model)
+        options.text.write_text("\n".join(tokenizer.batch_decode(torch.cat(parts), skip_special_tokens=True)), encoding="utf-8")
 
 
 if __name__ == "__main__":
