@@ -265,20 +265,23 @@ def test_a_mask_of_the_wrong_length_is_refused_after_tokens_without_one():
 
 
 @one_of_each
-@pytest.mark.parametrize("first", [None, 0], ids=["hides a token that was read", "shows padding"])
-def test_a_mask_cannot_change_the_past(name, first):
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, 2), (0, None), (0, 2)], ids=["hides what was read", "shows padding", "hides another"]
+)
+def test_a_mask_cannot_change_the_past(name, before, after):
     """The original would hide the token, or see it; a state cannot, and says so before it is wrong."""
-    model, mask = converted(name), torch.ones(3, TURN + 1, dtype=torch.long)
+    model = converted(name)
     cache = DynamicCache(config=model.config)
-    before = None if first is None else mask[:, :-1].clone()
-    if before is None:
-        mask[1, 2] = 0
-    else:
-        before[1, 0] = 0
+
+    def mask(tokens, hidden):
+        found = torch.ones(3, tokens, dtype=torch.long)
+        found[1, hidden] = 0
+        return found
+
     with torch.no_grad():
-        model(text(), attention_mask=before, past_key_values=cache)
+        model(text(), attention_mask=None if before is None else mask(TURN, before), past_key_values=cache)
         with pytest.raises(StudentError, match="cannot hide a token, or show one, after it was read"):
-            model(text(1), attention_mask=mask if before is None else None, past_key_values=cache)
+            model(text(1), attention_mask=None if after is None else mask(TURN + 1, after), past_key_values=cache)
 
 
 class Counted(TorchDispatchMode):

@@ -30,12 +30,12 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
         self.seen = int(replaced.get_seq_length())
         self.state: State = {}
         self.pending: State = {}  # keys, values and padding that are not yet in the state
-        self.hidden: Tensor | None = None  # (batch,), how many tokens so far are padding; None: none
+        self.hidden: Tensor | None = None  # (batch,), `_hidden_places` of all tokens so far; None: none is padding
         if self.seen:  # a prefix that another module put there
             self.pending = {"k": replaced.keys[:, :, : self.seen], "v": replaced.values[:, :, : self.seen]}
             if token_mask is not None:
                 self.pending["token_mask"] = token_mask[:, : self.seen]
-                self.hidden = (~token_mask[:, : self.seen]).sum(1)
+                self.hidden = _hidden_places(token_mask[:, : self.seen]).sum(1)
 
     @property
     def has_current_state(self) -> bool:
@@ -51,14 +51,15 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
                     raise changed_past(operator)
                 self.hidden = None
             return
-        before = (~token_mask[:, :-tokens]).sum(1)
+        hidden = _hidden_places(token_mask)
+        before = hidden[:, :-tokens].sum(1)
         if looks:
             same = (before == (0 if self.hidden is None else self.hidden)).all()
             if same.device.type != "cpu" and tokens == 1:  # Python would wait too long for the device, which checks by itself
                 torch._assert_async(same, str(changed_past(operator)))  # type: ignore[no-untyped-call, unused-ignore]
             elif not same:
                 raise changed_past(operator)
-        now = before + (~token_mask[:, -tokens:]).sum(1)
+        now = hidden.sum(1)
         self.hidden = None if looks and now.device.type == "cpu" and not now.any() else now
 
     def current(self, mixer: Mixer) -> State:
@@ -136,6 +137,13 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
         self.state = {name: change(x) for name, x in self.state.items()}
         self.pending = {name: change(x) for name, x in self.pending.items()}
         self.hidden = None if self.hidden is None else change(self.hidden)
+
+
+def _hidden_places(token_mask: Tensor) -> Tensor:
+    """Return a scattered number for the place of each hidden token and 0 for the others: their sum tells which are hidden."""
+    places = torch.arange(1, token_mask.shape[1] + 1, device=token_mask.device) * -7046029254386353131
+    places = (places ^ (places >> 29)) * -4658895280553007687  # products wrap, as in a hash
+    return (places ^ (places >> 32)) * ~token_mask
 
 
 def changed_past(operator: str) -> StudentError:
