@@ -23,6 +23,7 @@ from segue.checkpoint.lock import locked_on_rank_0
 from segue.core.backbone import evaluating
 from segue.core.blending import first_floating, padding_mask
 from segue.core.handover import Handover
+from segue.core.steps_taken import StepsTaken
 from segue.core.tensor_files import full
 from segue.diagnostics.costs import Cost, cost
 from segue.diagnostics.recorder import Recorder
@@ -95,6 +96,9 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
         teacher_final = teacher_eval if complete else evaluate(loaded.final)(model)
     fitted, bill = _replace(config, loaded, model, folder, **settings)
     assert fitted.handover is not None
+    if fitted.steps_taken is not None:  # the bill above is that of the plan alone
+        plain, _ = teacher_model(config.teacher, folder.parent.parent / "teachers", everything)
+        bill = _cost(config, plain.to(processes.device), loaded, fitted.steps_taken)
     micro = config.recipe.accumulate
     flops = [0.0, *accumulate(micro * one for one in bill.per_step)]  # before each step
     trains_to_end = config.recipe.ema is None and config.recipe.early_stopping is None  # else the weights change after it
@@ -154,11 +158,9 @@ def is_finished(config: Run, folder: Path) -> bool:
 
 def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, **settings: Any) -> tuple[Fit, Cost]:
     """Train the replacement; return it and what its plan costs."""
+    bill = _cost(config, model, loaded)
     batches = loaded.train(config.batch, config.seed)
     device = next(model.parameters()).device
-    example = mapped(lambda tensor: tensor.to(device), next(iter(batches)))
-    total = config.recipe.total_steps(len(batches))
-    bill = cost(model, config.plan, example, total_steps=total, loss_fn=config.task.loss)
     few = next(iter(loaded.validation))
     few = mapped(lambda tensor: tensor[:DRIFT_EXAMPLES].to(device), few)
     drift = Drift(model, select(model, config.plan.sites), few, config.task.loss)
@@ -177,6 +179,15 @@ def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, **sett
         **settings,
     )
     return fitted, bill
+
+
+def _cost(config: Run, model: nn.Module, loaded: Loaded, steps_taken: StepsTaken | None = None) -> Cost:
+    """Count a run before it begins, or as it was."""
+    batches = loaded.train(config.batch, config.seed)
+    device = next(model.parameters()).device
+    example = mapped(lambda tensor: tensor.to(device), next(iter(batches)))
+    total = config.recipe.total_steps(len(batches))
+    return cost(model, config.plan, example, total_steps=total, loss_fn=config.task.loss, steps_taken=steps_taken)
 
 
 def _autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
