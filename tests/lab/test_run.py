@@ -274,7 +274,15 @@ def test_a_log_that_lost_its_last_evaluation_does_not_lose_the_final_score(place
     (folder / "config.json").unlink()
     (folder / "metrics.jsonl").write_bytes(b"[[[[")
     undisturbed = run(config("dcr", task=task), place / "not lost")
-    assert run(config("dcr", task=task), folder).train_info.final == undisturbed.train_info.final
+    again = run(config("dcr", task=task), folder).train_info
+    assert again.final == undisturbed.train_info.final
+    assert again.teacher_eval == undisturbed.train_info.teacher_eval  # the first one, which shows the original, is lost too
+
+
+def test_the_original_is_scored_where_no_evaluation_shows_it(place):
+    train = run(config("student_only", recipe=Recipe(steps=2, lr=1e-2), evaluations=1), place / "alone").train_info
+    assert train.points[0].alpha == 0
+    assert train.teacher_eval == scored(teacher_of(place), TASK.load().validation)
 
 
 def test_the_commit_of_this_code_is_noted():

@@ -255,6 +255,9 @@ def _counted(
     )
     distilled = StepCosts(model, full, total_steps, batch, loss_fn, values=values)
     distilled_step, distilled_held = distilled[1], _held(distilled.handover)
+    teacher_pass = count.teacher_pass()
+    for one in (count, distilled):
+        one.close()
     return Cost(
         phases=tuple(phases),
         student_only=Phase(name="student-only", steps=total_steps, parameters=without, **alone._asdict()),
@@ -262,7 +265,7 @@ def _counted(
             name="full-teacher distillation", steps=total_steps, parameters=distilled_held, **distilled_step._asdict()
         ),
         teachers=teachers,
-        teacher_pass=count.teacher_pass(),
+        teacher_pass=teacher_pass,
         per_step=tuple(one.flops for one in costs),
         adaptive=adapts(plan) and not count.taken.keys() >= set(range(total_steps)),
     )

@@ -253,6 +253,7 @@ class StepCosts:
                 "give the plan and total_steps of the run: segue.cost(..., total_steps=fit.total_steps). Nothing was changed.",
             )
         self.taken = {} if steps_taken is None else steps_taken.by_step()  # what sites did that the plan does not say
+        self._states: dict[int, StepState] = {}
         self._known: dict[tuple[Any, ...], StepCost] = {}
         self._first = True
 
@@ -260,8 +261,8 @@ class StepCosts:
         """Return the cost of one step."""
         kind = self._kind(step)
         if kind not in self._known:
-            if self._first and step > 0:
-                self[0]  # the first forward compares the outputs of both sides, later ones do not
+            if self._first and step > 0 and self.handover.plan.phases:
+                self[0]  # the first local forward is complete, and proves that calls can be cut; later ones are not
             self._first = False
             self.handover.resume_at(step)
             self.handover.follow(self.state(step))
@@ -273,10 +274,15 @@ class StepCosts:
 
     def state(self, step: int) -> StepState:
         """Return what a step means at every site: as it was taken, where that is known, or as it is planned."""
-        planned = step_state(self.handover.plan, self.handover.sites, step, self.total)
-        if step not in self.taken:
-            return planned
-        return StepState(dict(zip(planned.sites, (site_of(one)[0] for one in self.taken[step]), strict=True)), planned.distill)
+        if step not in self._states:
+            planned = step_state(self.handover.plan, self.handover.sites, step, self.total)
+            taken = (site_of(one)[0] for one in self.taken.get(step, ()))
+            self._states[step] = StepState(planned.sites | dict(zip(planned.sites, taken, strict=False)), planned.distill)
+        return self._states[step]
+
+    def close(self) -> None:
+        """Let the copy go: optimizers no longer tell it of their steps."""
+        self.handover.forget()
 
     def _resting(self, step: int) -> list[str]:
         return [name for name, one in zip(self._sizes, self.taken.get(step, ()), strict=False) if site_of(one)[1]]
