@@ -14,7 +14,6 @@ from segue.reporting import records as results
 from segue.training.evaluation import evaluation_steps
 from tests.helpers.processes import ROOT
 
-
 README = ("student_only", "distillation", "dcr_dfg", "halo_50", "fit_4x4_jump")  # the arms that it shows
 
 

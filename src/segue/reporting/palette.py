@@ -44,10 +44,12 @@ OWN = {
 COLOURS = (BLUE, ORANGE, TEAL, MAGENTA, GREY, CYAN, RED)
 DASHES = ((3, 1, 3, 3), (6, 1, 2, 1), (1, 2.5), (10, 1.5, 1, 1.5), (3.5, 1, 1, 1, 1, 1, 1, 1), (2, 3), (12, 4))
 MARKERS = ("<", ">", "h", "p", "*", "d", "8")
-OF_PAPER = [part for style in OWN.values() for part in (style.dash, style.marker)]  # for others where all of theirs are taken
+# for others where all of theirs are taken
+PAPER_DASHES = tuple(style.dash for style in OWN.values())
+PAPER_MARKERS = tuple(style.marker for style in OWN.values())
 OTHERS = [
     LineStyle(*colours, dash, marker)
-    for colours, dash, marker in product(COLOURS, (*DASHES, *OF_PAPER[::2]), (*MARKERS, *OF_PAPER[1::2]))
+    for colours, dash, marker in product(COLOURS, (*DASHES, *PAPER_DASHES), (*MARKERS, *PAPER_MARKERS))
 ]
 
 
@@ -72,7 +74,7 @@ def _another(name: str, given: Sequence[LineStyle]) -> LineStyle:
     colours, dashes, markers = (Counter(getattr(style, part) for style in given) for part in ("light", "dash", "marker"))
 
     def shared(style: LineStyle) -> tuple[int, ...]:
-        of_paper = (style.dash in OF_PAPER) + (style.marker in OF_PAPER)
+        of_paper = (style.dash in PAPER_DASHES) + (style.marker in PAPER_MARKERS)
         return given.count(style), colours[style.light], dashes[style.dash] + markers[style.marker], of_paper
 
     place = crc32(name.encode()) % len(OTHERS)
