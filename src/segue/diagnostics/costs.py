@@ -254,7 +254,7 @@ def _counted(
         distill=dataclasses.replace(plan.distill or LogitDistillation(), schedule=Constant(alpha=1.0)),
     )
     distilled = StepCosts(model, full, total_steps, batch, loss_fn, values=values)
-    distilled_step, distilled_held = distilled[1], _held(distilled.handover)
+    distilled_step, distilled_held = distilled.only(1), _held(distilled.handover)
     teacher_pass = count.teacher_pass()
     for one in (count, distilled):
         one.close()

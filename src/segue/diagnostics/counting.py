@@ -261,8 +261,8 @@ class StepCosts:
         """Return the cost of one step."""
         kind = self._kind(step)
         if kind not in self._known:
-            if self._first and step > 0 and self.handover.plan.phases:
-                self[0]  # the first local forward is complete, and proves that calls can be cut; later ones are not
+            if self._first and step > 0:
+                self[0]  # the first forward compares the outputs of both sides, later ones do not
             self._first = False
             self.handover.resume_at(step)
             self.handover.follow(self.state(step))
@@ -271,6 +271,12 @@ class StepCosts:
             counted = self._count_local(phase, step) if phase is not None and local else self._count(self._loss)
             self._known[kind] = counted
         return self._known[kind]
+
+    def only(self, step: int) -> StepCost:
+        """Return the cost of one step after the first, where no other will be asked for."""
+        assert step > 0
+        self._first = False
+        return self[step]
 
     def state(self, step: int) -> StepState:
         """Return what a step means at every site: as it was taken, where that is known, or as it is planned."""
