@@ -152,7 +152,7 @@ def _first_blend(config: Run, fitted: Fit, processes: Processes) -> dict[str, fl
     """Return the scores of the original from the first evaluation: a blend of teachers alone is the original, bit for bit."""
     first: dict[str, Any] = fitted.history[0] if fitted.history else {"step": None}
     exact = processes.world == 1 and not config.recipe.compile and config.plan.gate(1.0, None) == 0.0
-    known = exact and first["step"] == 0 and set(first["alphas"].values()) == {1.0}
+    known = exact and first["step"] == 0 and set(first.get("alphas", {}).values()) == {1.0}  # 0.1.0 logged no alphas
     return first["blend"] if known else None
 
 
