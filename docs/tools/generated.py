@@ -5,7 +5,7 @@ A page asks by a comment, and nobody keeps a list by hand:
 `<!-- api: segue.gates -->`         every public name of a module, from its docstring and signature
 `<!-- table: methods -->`           the methods, with what each one sets
 `<!-- table: operators -->`         the operators, with what each one costs
-`<!-- measured: window | Sliding window -->`    an operator's rows in performance.md and results.md
+`<!-- measured: window | Sliding window -->`    an operator's rows in performance.md and the log of November 2026
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def table(what: str, page: str) -> str:
 
 
 def measured(rows: str) -> str:
-    """Return the rows of one operator: of mixers in performance.md, of operators in results.md."""
+    """Return the rows of one operator: of mixers in performance.md, of operators in the log of November 2026."""
     mixer, _, operator = (part.strip() for part in rows.partition("|"))
     headings, *lines = _table(DOCS / "performance.md", SPEED)
     text = "Time against tokens, compared with torch's fused softmax ([performance](../performance.md#mixers) says how):\n\n"
     text += _written([headings, *(line for line in lines if line[0].split(", ")[0] == mixer)])
     if operator:
-        headings, *lines = _table(DOCS / "results.md", RECOVERED)
+        headings, *lines = _table(DOCS / "lab-log-2026-11.md", RECOVERED)
         text += "\nPart of the teacher's accuracy that the students alone recover, on digits in 200 steps, two seeds "
-        text += "([results](../results.md#seven-operators-in-place-of-attention)):\n\n"
+        text += "([log](../lab-log-2026-11.md#seven-operators-in-place-of-attention)):\n\n"
         text += _written([headings, *(line for line in lines if line[0] == operator)])
     return text
 

@@ -46,7 +46,7 @@ def operators(tokens: int) -> dict[str, StudentFactory]:
         "Linformer": Linformer(rank=third, tokens=tokens),
         "Nystrom": Nystrom(landmarks=third),
         "Sliding window": SlidingWindow(window=third // 2, sinks=1),
-        "Windowed linear": WindowedLinear(window=third // 2, sinks=0, far=None),  # as docs/results.md has it
+        "Windowed linear": WindowedLinear(window=third // 2, sinks=0, far=None),  # as docs/lab-log-2026-11.md has it
         "Fourier": Fourier(),
     }
 

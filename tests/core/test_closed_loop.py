@@ -43,6 +43,22 @@ def step(loop: SiteLoop, error: float | None, divergence: float | None = None, l
     return advance(SETTINGS, loop, reading, loop.progress + 0.01, latest)
 
 
+class Own:
+    """A schedule with a state, as a user writes one."""
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+
+    def __call__(self, progress, site):
+        return self.alpha
+
+    def state_dict(self):
+        return {"alpha": self.alpha}
+
+    def load_state_dict(self, state):
+        self.alpha = state["alpha"]
+
+
 class TestRule:
     def test_it_falls_at_its_pace_while_the_blend_is_within_the_budget(self):
         assert step(SiteLoop(), 0.1).alpha == pytest.approx(0.9)
@@ -186,11 +202,11 @@ class TestSignal:
     def test_guidance_lasts_as_long_as_alpha_and_is_never_below_it(self):
         handover = start(plan(Adaptive(until=1.0), guidance=FeatureGuidance(weight=2.0)), total_steps=10)
         for _ in range(10):
-            for name, site in handover._state.sites.items():
+            for name, site in handover.state.sites.items():
                 aggr20 = segue.schedules.aggr20()(handover.progress, handover.sites[0])
                 assert site.guidance == 2 * max(aggr20, handover.alphas[name])
             train(handover, optimizer_for(handover), 1)
-        assert {site.guidance for site in handover._state.sites.values()} == {0.0}
+        assert {site.guidance for site in handover.state.sites.values()} == {0.0}
 
 
 class TestRunning:
@@ -259,7 +275,7 @@ class TestRunning:
         handover = start(plan(aggr20(), phases=(local, before, eager)), total_steps=16)
         seen = []
         for _ in range(16):
-            guidance = {site.guidance for site in handover._state.sites.values()}
+            guidance = {site.guidance for site in handover.state.sites.values()}
             assert guidance == set(handover.alphas.values())  # as a phase asks by default
             train(handover, optimizer_for(handover), 1)
             seen.append(handover.alphas[NAMES[0]])
@@ -385,6 +401,20 @@ class TestState:
         adaptive = start(plan(Adaptive(until=0.8), distill=LogitDistillation()))
         segue.load_(adaptive, tmp_path / "fixed", allow_changes=("plan.schedule",))
         assert set(adaptive.alphas.values()) == {0.75}  # the deadline's
+
+    @pytest.mark.filterwarnings("ignore:the plan's schedule")
+    def test_it_may_take_the_place_of_a_schedule_of_ones_own_that_has_a_state_and_the_other_way_round(self, tmp_path):
+        own = Own(0.4)
+        segue.save(start(plan(own)), tmp_path / "own")
+        adaptive = start(plan())
+        segue.load_(adaptive, tmp_path / "own", allow_changes=("plan.schedule",))
+        assert set(adaptive.alphas.values()) == {1.0}
+        segue.save(adaptive, tmp_path / "adaptive")
+        own.alpha = 0.7
+        segue.load_(start(plan(own)), tmp_path / "adaptive", allow_changes=("plan.schedule",))
+        assert own.alpha == 0.7  # what a closed loop has measured is not its state
+        segue.load_(start(plan(own)), tmp_path / "own")
+        assert own.alpha == 0.4
 
     def test_a_plan_that_does_not_adapt_has_no_state(self):
         handover = start()

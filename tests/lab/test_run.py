@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import segue
 from segue.checkpoint.lock import FILE, locked
+from segue.diagnostics.costs import cost
 from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
 from segue.lab.config import config_hash, from_dict, to_dict
@@ -21,6 +22,7 @@ from segue.lab.run import Drift, block_of, is_finished, run
 from segue.lab.teachers import teacher_model
 from segue.reporting import records as results
 from segue.reporting.records import commit
+from segue.schedules import Adaptive
 from segue.sites import select
 from segue.training.recipe import Recipe
 from segue.training.resume import Interruption
@@ -40,7 +42,14 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(place):
-    return {name: run(config(name), place / name) for name in ("dcr_dfg", "theseus", "halo")}
+    return {name: run(config_of(name), place / name) for name in ("dcr_dfg", "theseus", "halo", "adaptive")}
+
+
+def config_of(name):
+    if name != "adaptive":
+        return config(name)
+    closes = Adaptive(until=0.9, budget=2.5, fastest=0.2, memory=0.01, every=1)  # earlier than its deadline
+    return config("dcr_dfg", plan={"schedule": closes}, evaluations=10)
 
 
 def numbers(result):
@@ -175,6 +184,22 @@ def test_flops_are_the_sum_of_the_steps_before_a_point(name, finished, place):
     assert train.step_flops["blend"] == max(steps[1:])
 
 
+def test_flops_of_an_adaptive_run_are_those_of_the_alphas_that_it_had(finished, place):
+    train, plan = finished["adaptive"].train_info, config_of("adaptive").plan
+    alphas = [point.alphas for point in train.points]  # one evaluation after each step
+
+    def alpha(progress, site):
+        return alphas[round(10 * progress)][site.name]
+
+    guidance = dataclasses.replace(plan.guidance, schedule=lambda *at: max(alpha(*at), plan.guidance.schedule(*at)))
+    fixed = dataclasses.replace(plan, schedule=alpha, guidance=guidance)
+    batch = next(iter(TASK.load(data_fraction=0.1).train(16, 0)))
+    steps = cost(teacher_of(place), fixed, batch, total_steps=10, loss_fn=TASK.loss).per_step
+    assert [point.flops for point in train.points] == [sum(steps[: point.step]) for point in train.points]
+    assert train.flops == sum(steps) < cost(teacher_of(place), plan, batch, total_steps=10, loss_fn=TASK.loss).flops
+    assert train.cost["adaptive"] is False
+
+
 def test_accumulated_steps_cost_as_many_batches(place):
     recipe = Recipe(steps=3, lr=1e-2, accumulate=2)
     result = run(config("dcr", recipe=recipe, evaluations=1), place / "accumulated")
@@ -227,17 +252,17 @@ class Stopping(type(TASK)):
         return Loss(label_smoothing=self_.label_smoothing)
 
 
-@pytest.mark.parametrize("name", ["dcr_dfg", "theseus", "halo"])
+@pytest.mark.parametrize("name", ["dcr_dfg", "theseus", "halo", "adaptive"])
 def test_an_interrupted_run_has_the_result_of_an_undisturbed_one(name, finished, place):
     settings = {field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK)}
-    stopping = dataclasses.replace(config(name), task=Stopping(**settings))
+    stopping = dataclasses.replace(config_of(name), task=Stopping(**settings))
     folder = place / f"interrupted {name}"
     with pytest.raises(SystemExit):
         run(stopping, folder)
     assert segue.checkpoint.state.saved_step(folder / "checkpoints") == 6
     assert not (folder / "result.json").exists()
     (folder / "config.json").unlink()  # the same run but for the task that stops
-    assert numbers(run(config(name), folder)) == numbers(finished[name])
+    assert numbers(run(config_of(name), folder)) == numbers(finished[name])
 
 
 def test_a_log_that_lost_its_last_evaluation_does_not_lose_the_final_score(place):
@@ -249,7 +274,15 @@ def test_a_log_that_lost_its_last_evaluation_does_not_lose_the_final_score(place
     (folder / "config.json").unlink()
     (folder / "metrics.jsonl").write_bytes(b"[[[[")
     undisturbed = run(config("dcr", task=task), place / "not lost")
-    assert run(config("dcr", task=task), folder).train_info.final == undisturbed.train_info.final
+    again = run(config("dcr", task=task), folder).train_info
+    assert again.final == undisturbed.train_info.final
+    assert again.teacher_eval == undisturbed.train_info.teacher_eval  # the first one, which shows the original, is lost too
+
+
+def test_the_original_is_scored_where_no_evaluation_shows_it(place):
+    train = run(config("student_only", recipe=Recipe(steps=2, lr=1e-2), evaluations=1), place / "alone").train_info
+    assert train.points[0].alpha == 0
+    assert train.teacher_eval == scored(teacher_of(place), TASK.load().validation)
 
 
 def test_the_commit_of_this_code_is_noted():

@@ -93,6 +93,17 @@ def test_differences_are_exact():
     assert json.dumps([one["run_info"] for one in again]) == json.dumps([one["run_info"] for one in data])
 
 
+@pytest.mark.parametrize("key", ["without", "=without", "==without", "like", "=like", "=", "names", "rows", "packed"])
+def test_a_key_may_have_any_name(key):
+    infos = [{"x": 1}, {key: ["x"]}, {key: {"without": 2}, "x": 1}, {key: {"without": 3}}, {"x": 1, "y": {key: 1}}]
+    infos += [{"x": 1, "y": {key: 2}}, {"y": {"z": None}}]
+    data = [{"run_info": {"method": "a", "config": info}, "train_info": {"points": []}} for info in infos]
+    again = packed.unpack(packed.pack(data))
+    assert [one["run_info"]["config"] for one in again] == infos
+    second = packed.unpack(packed.pack([data[2], *data[3:], *data[:3]]))  # against another first line
+    assert [one["run_info"]["config"] for one in second] == [infos[2], *infos[3:], *infos[:3]]
+
+
 @pytest.mark.parametrize(
     "damage", ["", "{}\n", '{"packed": 2}\n', '{"packed": 1}\n{"like": 7}\n', '{"packed": 1}\n{"run_info"', "3\n"]
 )

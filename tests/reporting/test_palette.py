@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import combinations
 
 import pytest
+from experiments.recipes.runs import runs as recipes
 
 from segue.reporting.palette import OWN, in_order, line_styles
 
@@ -44,6 +46,18 @@ def test_colours_contrast_with_the_background(shade: str, background: str):
     for name, style in OWN.items():
         bright, dim = sorted((_luminance(getattr(style, shade)), _luminance(background)), reverse=True)
         assert (bright + 0.05) / (dim + 0.05) >= 3, name
+
+
+ARMS = [arm.method for arm in recipes(seeds=1)]
+
+
+@pytest.mark.parametrize(
+    "methods", [ARMS, [f"method_{i}" for i in range(14)], [*OWN, *"abcdefg"], [f"{name}_{name}" for name in OWN]]
+)
+def test_fourteen_methods_have_as_many_dashes_and_markers_and_no_three_a_colour(methods):
+    styles = line_styles(methods).values()
+    assert max(Counter(style.light for style in styles).values()) <= 2
+    assert len({style.dash for style in styles}) == len({style.marker for style in styles}) == len(set(methods))
 
 
 def test_thirty_methods_have_thirty_styles():

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import segue
 from segue.errors import CheckpointError
+from segue.phases import Phase
+from segue.training.batches import InOrder
 from segue.training.distributed import Processes
 from segue.training.evaluation import Evaluator, MetricsLog, evaluation_steps
 from segue.training.recipe import Recipe
@@ -31,6 +33,34 @@ EVERYTHING = tuple(torch.cat(parts) for parts in zip(*UNEVEN, strict=True))
 
 def evaluator(batches=UNEVEN, scores=None) -> Evaluator:
     return Evaluator(batches, scores or Classification().scores, ALONE, nullcontext)
+
+
+class Counting(Classification):
+    """A loss that counts the forwards of evaluations."""
+
+    def __init__(self):
+        super().__init__()
+        self.scored = 0
+
+    def scores(self, model, batch):
+        self.scored += 1
+        return super().scores(model, batch)
+
+
+@pytest.mark.parametrize(("settings", "saved"), [({}, 3), ({"backbone": "train"}, 0), ({"train": "all"}, 0)])
+def test_while_the_blend_is_the_original_it_is_scored_once_and_the_numbers_stay(settings, saved):
+    phases = (Phase(name="fit", length=0.5, local=True), Phase(name="rest"))
+    plan = segue.Plan(sites=SITES, guidance=segue.losses.FeatureGuidance(), phases=phases, **settings)
+    x, y = EVERYTHING
+    fixed = InOrder(9, 3, lambda chosen: (x[chosen], y[chosen]))
+    counts, histories = [], []
+    for validation in (fixed, list(fixed)):
+        loss = Counting()
+        fitted = fit(Net(), plan, None, loss, steps=8, evaluations=8, validation=validation)
+        counts.append(loss.scored)
+        histories.append([{key: value for key, value in m.items() if key != "seconds"} for m in fitted.history])
+    assert histories[0] == histories[1]
+    assert counts[1] - counts[0] == saved * len(fixed)
 
 
 def test_every_example_counts_the_same_whatever_its_batch():

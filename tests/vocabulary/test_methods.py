@@ -33,6 +33,19 @@ def test_what_the_caller_says_wins(name):
     assert ALL[name](sites=SITES, schedule=schedules.Linear()).schedule == schedules.Linear()
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_guidance_and_distillation_combine_in_every_method(name):
+    handover = start(
+        ALL[name](sites=SITES, guidance=losses.CosineGuidance(), distill=losses.LogitDistillation()), total_steps=10
+    )
+    optimizer, seen = optimizer_for(handover), set()
+    for _ in range(10):
+        handover.model(batch()[0])
+        seen |= {part.partition("/")[0] for part in handover.losses()}
+        train(handover, optimizer, 1)
+    assert seen == {"guidance", "distill"}
+
+
 def test_the_papers_settings():
     m = segue.methods
     assert m.dcr(sites="x").schedule == AGGR

@@ -24,9 +24,12 @@ from segue.core.raised import Raised
 from segue.core.shortening import shorten_
 from segue.core.transaction import all_or_nothing
 from segue.errors import CheckpointError, PlanError, SegueWarning
-from segue.plan import Plan
+from segue.plan import Plan, encode
+from segue.schedules import Adaptive
 from segue.settings import unsaved
 from segue.sites import select
+
+ADAPTIVE = encode(Adaptive())["kind"]
 
 
 class Stateful(Protocol):
@@ -258,8 +261,18 @@ def restore_schedule_(handover: Handover, record: dict[str, Any], saved: Any, un
     """Give the schedule of a handover its saved state; one that has taken the place of another starts without."""
     schedule = handover.stateful_schedule
     was, now = ((plan["schedule"], plan.get("phases")) for plan in (record["plan"], handover.describe()["plan"]))
-    if schedule is not None and (saved is not None or (was == now and handover.closed_loop.sites)):
+    adaptive = bool(handover.closed_loop.sites)
+    alike = _names_adaptive(was) == adaptive  # the state of a closed loop means nothing to a schedule of one's own
+    if schedule is not None and ((saved is not None and alike) or (was == now and adaptive)):
         restoring.load_part(schedule, "schedule", saved, undo)
+
+
+def _names_adaptive(plain: Any) -> bool:
+    """Return whether schedules, as plain data, are or contain an Adaptive."""
+    if isinstance(plain, dict):
+        inner = {} if "unsaved" in plain else plain  # one of the user's own decides by itself
+        return inner.get("kind") == ADAPTIVE or any(_names_adaptive(each) for each in inner.values())
+    return isinstance(plain, list | tuple) and any(_names_adaptive(inner) for inner in plain)
 
 
 def restore_training_(model: nn.Module, saved: Checkpoint, allow_changes: Sequence[str] = (), **parts: Any) -> int:

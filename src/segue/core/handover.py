@@ -109,7 +109,7 @@ class Handover(Copied):
         self.auxiliary = AuxiliaryLosses(plan, self.seams, frozen_original(model, plan))
         self.auxiliary.measured = self.closed_loop.due(0, total_steps)
         self._install()
-        self._follow(state)
+        self.follow(state)
         self._begin_step()
         self._optimizers.listen()  # last: nothing after it can fail
 
@@ -146,7 +146,7 @@ class Handover(Copied):
     def total_steps(self, total: int) -> None:
         self.require_running("total_steps")
         total = checked_total(total)
-        self._follow(self._state_at(self.steps_done, total))
+        self.follow(self._state_at(self.steps_done, total))
         self._total_steps = total
         self._begin_step()
         self.auxiliary.measured = self.closed_loop.due(self.steps_done, total)
@@ -176,7 +176,7 @@ class Handover(Copied):
     @property
     def alphas(self) -> dict[str, float]:
         """The teacher's share at each site."""
-        return {name: site.alpha for name, site in self._state.sites.items()}
+        return {name: site.alpha for name, site in self.state.sites.items()}
 
     def step(self) -> None:
         """Move on by one optimizer step: new alphas, new weights."""
@@ -195,7 +195,7 @@ class Handover(Copied):
         self.require_running("raise_alpha()")
         steps_left = self._require_length("raise_alpha()") - self.steps_done
         raised = self.raised | raised_at(self.steps_done, alphas, self.raised, min(over, steps_left // 2), list(self.seams))
-        self._follow(self._state_at(self.steps_done, self._total_steps, raised))
+        self.follow(self._state_at(self.steps_done, self._total_steps, raised))
         self.raised = raised
 
     @checked
@@ -211,14 +211,14 @@ class Handover(Copied):
         refuse_unmatched(schedule, self.sites)
         plan = dataclasses.replace(self.plan, schedule=schedule)
         state = step_state(plan, self.sites, self.steps_done, self._total_steps, self.closed_loop.alphas, self.raised)
-        self._follow(state)
+        self.follow(state)
         self.plan = plan
 
     def resume_at(self, step: int, total_steps: int | None = None, raised: Mapping[str, Raised] | None = None) -> None:
         """Set the handover to a step of an earlier process, whose forwards have compared the two sides."""
         total = self._total_steps if total_steps is None else checked_total(total_steps)
         raised = dict(raised or {})
-        self._follow(self._state_at(step, total, raised))  # refuses before it changes anything
+        self.follow(self._state_at(step, total, raised))  # refuses before it changes anything
         self._total_steps, self.raised = total, raised
         for seam in self.seams.values():
             seam.configure(compared=step > 0)
@@ -227,7 +227,7 @@ class Handover(Copied):
     def _go_to(self, step: int) -> None:
         readings = self.auxiliary.readings(next(iter(self.seams.values())).student_weight.device)
         loop = self.closed_loop.after(step, self._total_steps, readings)
-        self._follow(step_state(self.plan, self.sites, step, self._total_steps, loop.alphas, self.raised))
+        self.follow(step_state(self.plan, self.sites, step, self._total_steps, loop.alphas, self.raised))
         self.closed_loop = loop
         self._arrive_at(step)
 
@@ -242,15 +242,15 @@ class Handover(Copied):
         self.steps_done = step
         self._begin_step()
         self.auxiliary.measured = self.closed_loop.due(step, self._total_steps)
-        if not all(site.hold for site in self._state.sites.values()):
+        if not all(site.hold for site in self.state.sites.values()):
             self.local.errors.clear()  # students that act on each other come away from their teachers
         self._optimizers.forget(step)
         for seam in self.seams.values():
             seam.configure(compared=seam.state.compared or True in seam.reached)
         if self.plan.release:
-            release_teachers(self, self._state)
+            release_teachers(self, self.state)
 
-    def _follow(self, state: StepState) -> None:
+    def follow(self, state: StepState) -> None:
         """Write the state of a step into the seams."""
         for name, site in state.sites.items():
             if site.needs_teacher and self.seams[name].teacher is None:
@@ -267,7 +267,7 @@ class Handover(Copied):
         for name, seam in self.seams.items():
             seam.configure(closed_in_graph=name in in_graphs)
         self.auxiliary.follow(state, together=self.is_compiled)
-        self._state = state
+        self.state = state
 
     @checked
     def weighted(self, task_loss: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from segue.core.modes import View, Watch
 from segue.core.seam import Seam
 from segue.core.tensor_files import full
 from segue.errors import HandoverError
-from segue.similarity import Similarity, measure, samples
+from segue.similarity import Similarity, measured, samples
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -110,28 +111,48 @@ def recording(seams: Iterable[Seam], watch: Watch) -> Iterator[None]:
 
 
 @contextmanager
-def comparing(handover: Handover, padding_mask: Tensor | None) -> Iterator[dict[str, Similarity]]:
-    """Compare the two sides in the forwards of a `with` block, which show the students alone, in evaluation."""
+def comparing(
+    handover: Handover, padding_mask: Tensor | None, names: Sequence[str] = Similarity._fields
+) -> Iterator[dict[str, Similarity]]:
+    """Compare the two sides in the forwards of a `with` block, which show the students alone, in evaluation.
+
+    Measures that are not named are NaN, unless the schedule observes them.
+    """
     similar: dict[str, Similarity] = {}
     seams = handover.seams
+    observe = getattr(handover.plan.schedule, "observe", None)
+    names = names if observe is None else Similarity._fields
     with torch.no_grad(), recording(seams.values(), Watch.PAIR), handover.as_student(), evaluating(handover.model):
         yield similar
         torch.clear_autocast_cache()  # weights that were cast without a gradient must not be used with one
+        found: dict[str, tuple[list[Tensor], list[int]]] = {}
         for name, seam in seams.items():
             if seam.records:
                 pairs = [[handover.auxiliary.with_usual_axis(handover.model, name, x) for x in pair] for pair in seam.records]
                 full = [pair for pair in pairs if samples(pair[1])] or pairs  # what is empty throughout is refused
-                similar[name] = _mean([measure(t, s, padding_mask) for t, s in full], [samples(s) for _, s in full])
-    observe = getattr(handover.plan.schedule, "observe", None)
+                values = [value for t, s in full for value in measured(names, t, s, padding_mask)]
+                found[name] = values, [samples(s) for _, s in full]
+        similar |= _on_host(found, names)
     if observe is not None:
         observe(handover.progress, similar)
 
 
-def _mean(measures: list[Similarity], counts: list[int]) -> Similarity:
+def _on_host(found: dict[str, tuple[list[Tensor], list[int]]], names: Sequence[str]) -> dict[str, Similarity]:
+    """Read what was measured at all sites at once, and average each site's forwards."""
+    values = [value for of_site, _ in found.values() for value in of_site]
+    flat = iter(torch.stack([value.to(values[0].device) for value in values]).tolist() if values else ())
+    nothing = Similarity(*[math.nan] * len(Similarity._fields))
+    return {
+        site: nothing._replace(**dict(zip(names, _mean([[next(flat) for _ in names] for _ in counts], counts), strict=True)))
+        for site, (_, counts) in found.items()
+    }
+
+
+def _mean(measures: list[list[float]], counts: list[int]) -> list[float]:
     """Average over the samples of all forwards, each of which is a mean over its own."""
     parts = [count * len(counts) / sum(counts) for count in counts]  # 1 if all have equally many
     columns = zip(*measures, strict=True)
-    return Similarity(*(sum(p * value for p, value in zip(parts, column, strict=True)) / len(parts) for column in columns))
+    return [sum(p * value for p, value in zip(parts, column, strict=True)) / len(parts) for column in columns]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from segue.border import PositiveInt, checked
 from segue.core.blending import blendable, call_arguments, calling, tensors
 from segue.core.handover import Handover
-from segue.core.step_state import step_state
+from segue.core.steps_taken import StepsTaken
 from segue.diagnostics.counting import StepCosts
 from segue.errors import SegueWarning
 from segue.gates import Blend
@@ -177,10 +177,19 @@ class Cost:
 
 
 @checked
-def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: PositiveInt = 1000, loss_fn: LossFn | None = None) -> Cost:
+def cost(
+    model: nn.Module,
+    plan: Plan,
+    batch: Any,
+    *,
+    total_steps: PositiveInt = 1000,
+    loss_fn: LossFn | None = None,
+    steps_taken: StepsTaken | None = None,
+) -> Cost:
     """Count what a plan costs on a model, per phase and over a run; the model is not changed.
 
-    A schedule that adapts is counted on its slowest course, an upper bound.
+    A schedule that adapts is counted on its slowest course, an upper bound. After a run, `steps_taken=fit.steps_taken` counts
+    what its sites really computed.
 
     >>> import torch
     >>> from torch import nn
@@ -199,8 +208,8 @@ def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: PositiveInt =
     loss_fn = loss_fn or _any_loss
     if _has_quick_count(model):
         with suppress(Exception):  # code that looks at values raises on the meta device; an error of the user comes again
-            return _counted(model, plan, batch, total_steps, loss_fn, values=False)
-    return _counted(model, plan, batch, total_steps, loss_fn, values=True)
+            return _counted(model, plan, batch, total_steps, loss_fn, steps_taken, values=False)
+    return _counted(model, plan, batch, total_steps, loss_fn, steps_taken, values=True)
 
 
 def _has_quick_count(model: nn.Module) -> bool:
@@ -212,8 +221,10 @@ def _has_quick_count(model: nn.Module) -> bool:
     return on_cpu and not any(isinstance(module, nn.modules.batchnorm._BatchNorm | nn.RNNBase) for module in model.modules())
 
 
-def _counted(model: nn.Module, plan: Plan, batch: Any, total_steps: int, loss_fn: LossFn, *, values: bool) -> Cost:
-    count = StepCosts(model, plan, total_steps, batch, loss_fn, values=values)
+def _counted(
+    model: nn.Module, plan: Plan, batch: Any, total_steps: int, loss_fn: LossFn, taken: StepsTaken | None, *, values: bool
+) -> Cost:
+    count = StepCosts(model, plan, total_steps, batch, loss_fn, values=values, steps_taken=taken)
     costs = [count[step] for step in range(total_steps)]
     kinds = [_kind(count, step) for step in range(total_steps)]
     teachers = count.teachers()
@@ -243,7 +254,10 @@ def _counted(model: nn.Module, plan: Plan, batch: Any, total_steps: int, loss_fn
         distill=dataclasses.replace(plan.distill or LogitDistillation(), schedule=Constant(alpha=1.0)),
     )
     distilled = StepCosts(model, full, total_steps, batch, loss_fn, values=values)
-    distilled_step, distilled_held = distilled[1], _held(distilled.handover)
+    distilled_step, distilled_held = distilled.only(1), _held(distilled.handover)
+    teacher_pass = count.teacher_pass()
+    for one in (count, distilled):
+        one.close()
     return Cost(
         phases=tuple(phases),
         student_only=Phase(name="student-only", steps=total_steps, parameters=without, **alone._asdict()),
@@ -251,22 +265,21 @@ def _counted(model: nn.Module, plan: Plan, batch: Any, total_steps: int, loss_fn
             name="full-teacher distillation", steps=total_steps, parameters=distilled_held, **distilled_step._asdict()
         ),
         teachers=teachers,
-        teacher_pass=count.teacher_pass(),
+        teacher_pass=teacher_pass,
         per_step=tuple(one.flops for one in costs),
-        adaptive=adapts(plan),
+        adaptive=adapts(plan) and not count.taken.keys() >= set(range(total_steps)),
     )
 
 
 def _kind(count: StepCosts, step: int) -> str:
-    sites = step_state(count.handover.plan, count.handover.sites, step, count.total).sites.values()
+    sites = count.state(step).sites.values()
     if any(site.hold for site in sites):
         return HOLD
     return TAKEOVER if all(site.closed for site in sites) else BLEND
 
 
 def _needs_teachers(count: StepCosts, step: int) -> bool:
-    now = step_state(count.handover.plan, count.handover.sites, step, count.total)
-    return any(site.needs_teacher for site in now.sites.values())
+    return any(site.needs_teacher for site in count.state(step).sites.values())
 
 
 def _without_teachers(handover: Handover) -> int:

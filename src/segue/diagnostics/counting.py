@@ -23,9 +23,10 @@ from segue.core.backbone import plain_attention
 from segue.core.blending import padding_mask
 from segue.core.handover import replace_
 from segue.core.local_fit import Features
-from segue.core.step_state import progress_at, step_state
+from segue.core.step_state import StepState, progress_at, step_state
+from segue.core.steps_taken import StepsTaken, site_of, work_of
 from segue.diagnostics.shapes import drop_values_, fused_attention, shape_of
-from segue.errors import SegueWarning
+from segue.errors import PlanError, SegueWarning
 from segue.phases import Phase, Rates, at
 from segue.plan import Plan
 from segue.students.layers import layers_of
@@ -225,7 +226,17 @@ class StepCosts:
     With `values=False` the copy loses its values after the students are built: the same steps in a fraction of the time.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, total: int, batch: Any, loss_fn: LossFn, *, values: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        total: int,
+        batch: Any,
+        loss_fn: LossFn,
+        *,
+        values: bool = True,
+        steps_taken: StepsTaken | None = None,
+    ) -> None:
         model = copy.deepcopy(model).train()
         self.handover = replace_(model, dataclasses.replace(plan, release=False), total_steps=total)
         if not values:
@@ -235,6 +246,14 @@ class StepCosts:
         self.total = total
         self.batch = batch
         self.loss_fn = loss_fn
+        if steps_taken is not None and (steps_taken.sites, steps_taken.total) != (len(self._sizes), total):
+            raise PlanError(
+                "steps_taken must be those of a run with this plan.",
+                f"They have {steps_taken.sites} sites and {steps_taken.total} steps, the plan {len(self._sizes)} and {total}.",
+                "give the plan and total_steps of the run: segue.cost(..., total_steps=fit.total_steps). Nothing was changed.",
+            )
+        self.taken = {} if steps_taken is None else steps_taken.by_step()  # what sites did that the plan does not say
+        self._states: dict[int, StepState] = {}
         self._known: dict[tuple[Any, ...], StepCost] = {}
         self._first = True
 
@@ -246,11 +265,33 @@ class StepCosts:
                 self[0]  # the first forward compares the outputs of both sides, later ones do not
             self._first = False
             self.handover.resume_at(step)
+            self.handover.follow(self.state(step))
             phase = self.handover.phase
             local = phase is not None and from_features(phase)
-            counted = self._count_local(phase, step == 0) if phase is not None and local else self._count(self._loss)
+            counted = self._count_local(phase, step) if phase is not None and local else self._count(self._loss)
             self._known[kind] = counted
         return self._known[kind]
+
+    def only(self, step: int) -> StepCost:
+        """Return the cost of one step after the first, where no other will be asked for."""
+        assert step > 0
+        self._first = False
+        return self[step]
+
+    def state(self, step: int) -> StepState:
+        """Return what a step means at every site: as it was taken, where that is known, or as it is planned."""
+        if step not in self._states:
+            planned = step_state(self.handover.plan, self.handover.sites, step, self.total)
+            taken = (site_of(one)[0] for one in self.taken.get(step, ()))
+            self._states[step] = StepState(planned.sites | dict(zip(planned.sites, taken, strict=False)), planned.distill)
+        return self._states[step]
+
+    def close(self) -> None:
+        """Let the copy go: optimizers no longer tell it of their steps."""
+        self.handover.forget()
+
+    def _resting(self, step: int) -> list[str]:
+        return [name for name, one in zip(self._sizes, self.taken.get(step, ()), strict=False) if site_of(one)[1]]
 
     def students_alone(self) -> StepCost:
         """Return the cost of a step in which only students run."""
@@ -273,19 +314,16 @@ class StepCosts:
 
         Sites of one size are assumed to cost the same; before the first site, no gradient is needed.
         """
-        now = step_state(self.handover.plan, self.handover.sites, step, self.total)
-        first, *others = (
-            (self._sizes[name], site.closed, site.hold, 0.0 < site.weight < 1.0, site.weight == 1.0, site.guidance > 0)
-            for name, site in now.sites.items()
-        )
+        now, resting = self.state(step), self._resting(step)
+        first, *others = ((self._sizes[name], *work_of(site), name in resting) for name, site in now.sites.items())
         phase = at(self.handover.plan.phases, progress_at(step, self.total))[0] if self.handover.plan.phases else None
         updates = None if phase is None else (phase.split, phase.reuse, phase.tolerance > 0, phase.task > 0)
         return step == 0, now.distill > 0, updates, first, *sorted(Counter(others).items())
 
-    def _count_local(self, phase: Phase, first: bool) -> StepCost:
+    def _count_local(self, phase: Phase, step: int) -> StepCost:
         """Count one forward of the original model, in the first step a complete one, and its passes over the batch.
 
-        As if no site rested.
+        As if no site rested, unless it is known that one did.
         """
         handover, trained = self.handover, self._trained()
 
@@ -298,7 +336,7 @@ class StepCosts:
             for index in range(min(parts, features.rows)):
                 torch.autograd.grad(features.loss(index, phase.split, measured=False), trained, allow_unused=True)
 
-        handover.local.errors.clear()
+        handover.local.errors = dict.fromkeys(self._resting(step), 0.0)
         with torch.random.fork_rng(devices=[]):
             found: list[Features] = []
             complete = flops(lambda: found.append(record()))
@@ -311,7 +349,7 @@ class StepCosts:
             proving -= flops(lambda: learn(features, 1))
             kept = saved_bytes(lambda: learn(features, 1), around)
             once = flops(lambda: learn(features, phase.split))
-            return StepCost((complete if first else flops(record)) + proving + phase.reuse * once, held + kept)
+            return StepCost((complete if step == 0 else flops(record)) + proving + phase.reuse * once, held + kept)
 
     def _trained(self) -> list[Tensor]:
         """Return what trains in the phase of this step."""

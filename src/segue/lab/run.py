@@ -23,6 +23,7 @@ from segue.checkpoint.lock import locked_on_rank_0
 from segue.core.backbone import evaluating
 from segue.core.blending import first_floating, padding_mask
 from segue.core.handover import Handover
+from segue.core.steps_taken import StepsTaken
 from segue.core.tensor_files import full
 from segue.diagnostics.costs import Cost, cost
 from segue.diagnostics.recorder import Recorder
@@ -87,14 +88,17 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     autocast = partial(_autocast, processes.device, config.recipe.precision)
     evaluate = partial(Evaluator, scores=config.task.loss.scores, processes=processes, autocast=autocast)
     model.to(processes.device)
-    teacher_eval = evaluate(loaded.validation)(model)
     complete = loaded.final is loaded.validation  # evaluations use all held-out examples: there is nothing more to measure
+    fitted, bill = _replace(config, loaded, model, folder, **settings)
+    assert fitted.handover is not None
+    original = partial(_original, config, folder, everything)
+    teacher_eval = _first_blend(config, fitted, processes) or evaluate(loaded.validation)(original().to(processes.device))
     if config.teacher.task == config.task and "scores" in teacher:
         teacher_final = teacher["scores"]
     else:
-        teacher_final = teacher_eval if complete else evaluate(loaded.final)(model)
-    fitted, bill = _replace(config, loaded, model, folder, **settings)
-    assert fitted.handover is not None
+        teacher_final = teacher_eval if complete else evaluate(loaded.final)(original().to(processes.device))
+    if fitted.steps_taken is not None:  # the bill above is that of the plan alone
+        bill = _cost(config, original().to(processes.device), loaded, fitted.steps_taken)
     micro = config.recipe.accumulate
     flops = [0.0, *accumulate(micro * one for one in bill.per_step)]  # before each step
     trains_to_end = config.recipe.ema is None and config.recipe.early_stopping is None  # else the weights change after it
@@ -126,10 +130,9 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     )
     result = Result(run_info=_run_info(config, folder), train_info=train_info, meta_info=meta_info_of(begun, processes.world))
     if keep_model:
-        plain, _ = teacher_model(config.teacher, folder.parent.parent / "teachers", everything)  # `model` may be sharded
         parts = ("student", "adapter", "gate", "schedule", "guidance", "distill", "phases")
         own = {part: getattr(config.plan, part) for part in parts}
-        handover: Handover = checkpoint.load_(plain, folder / "checkpoints", **own)  # a lambda cannot be saved by name
+        handover: Handover = checkpoint.load_(original(), folder / "checkpoints", **own)  # a lambda cannot be saved by name
         if config.recipe.ema is not None or config.recipe.early_stopping is not None:  # the checkpoint holds the last weights
             handover.model.load_state_dict({name: full(value) for name, value in fitted.model.state_dict().items()})
         checkpoint.save(handover.finalize_(force=True), folder / "model")
@@ -138,6 +141,19 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     processes.wait()
     return result
+
+
+def _original(config: Run, folder: Path, everything: Loaded) -> nn.Module:
+    """Return the teacher as it was before the replacement: the model of a run may be sharded, or without its teachers."""
+    return teacher_model(config.teacher, folder.parent.parent / "teachers", everything)[0]
+
+
+def _first_blend(config: Run, fitted: Fit, processes: Processes) -> dict[str, float] | None:
+    """Return the scores of the original from the first evaluation: a blend of teachers alone is the original, bit for bit."""
+    first: dict[str, Any] = fitted.history[0] if fitted.history else {"step": None}
+    exact = processes.world == 1 and not config.recipe.compile and config.plan.gate(1.0, None) == 0.0
+    known = exact and first["step"] == 0 and set(first.get("alphas", {}).values()) == {1.0}  # 0.1.0 logged no alphas
+    return first["blend"] if known else None
 
 
 def is_finished(config: Run, folder: Path) -> bool:
@@ -154,11 +170,9 @@ def is_finished(config: Run, folder: Path) -> bool:
 
 def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, **settings: Any) -> tuple[Fit, Cost]:
     """Train the replacement; return it and what its plan costs."""
+    bill = _cost(config, model, loaded)
     batches = loaded.train(config.batch, config.seed)
     device = next(model.parameters()).device
-    example = mapped(lambda tensor: tensor.to(device), next(iter(batches)))
-    total = config.recipe.total_steps(len(batches))
-    bill = cost(model, config.plan, example, total_steps=total, loss_fn=config.task.loss)
     few = next(iter(loaded.validation))
     few = mapped(lambda tensor: tensor[:DRIFT_EXAMPLES].to(device), few)
     drift = Drift(model, select(model, config.plan.sites), few, config.task.loss)
@@ -177,6 +191,15 @@ def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, **sett
         **settings,
     )
     return fitted, bill
+
+
+def _cost(config: Run, model: nn.Module, loaded: Loaded, steps_taken: StepsTaken | None = None) -> Cost:
+    """Count a run before it begins, or as it was."""
+    batches = loaded.train(config.batch, config.seed)
+    device = next(model.parameters()).device
+    example = mapped(lambda tensor: tensor.to(device), next(iter(batches)))
+    total = config.recipe.total_steps(len(batches))
+    return cost(model, config.plan, example, total_steps=total, loss_fn=config.task.loss, steps_taken=steps_taken)
 
 
 def _autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

@@ -14,6 +14,7 @@ FILE = "results.jsonl"
 FORMAT = 1
 EXACT = ("step", "epoch", "alpha", "blend", "students")  # columns that keep all digits
 LIKE, GONE = "like", "without"  # in a line: the number of the earlier line, and the keys of it that are left out
+MARK = "="  # before a key that is itself called GONE, or GONE with marks
 
 
 def pack(results: Iterable[dict[str, Any]]) -> str:
@@ -84,12 +85,12 @@ def _difference(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
     """Return what makes `data` of `base`."""
     found: dict[str, Any] = {}
     for name, value in data.items():
-        old = base.get(name)
+        old, written = base.get(name), MARK + name if name.lstrip(MARK) == GONE else name
         if name not in base or not (isinstance(value, dict) and isinstance(old, dict)):
             if name not in base or value != old or type(value) is not type(old):
-                found[name] = value
+                found[written] = value
         elif inner := _difference(old, value):
-            found[name] = inner
+            found[written] = inner
     if gone := [name for name in base if name not in data]:
         found[GONE] = gone
     return found
@@ -97,8 +98,9 @@ def _difference(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
 
 def _merged(base: Mapping[str, Any], difference: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in base.items() if name not in difference.get(GONE, ())}
-    for name, value in difference.items():
-        if name != GONE:
+    for written, value in difference.items():
+        if written != GONE:
+            name = written.removeprefix(MARK) if written.lstrip(MARK) == GONE else written
             nested = isinstance(value, dict) and isinstance(base.get(name), dict)
             found[name] = _merged(base[name], value) if nested else value
     return found

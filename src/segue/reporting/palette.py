@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from zlib import crc32
 
 from segue.errors import MissingExtraError
@@ -40,8 +42,15 @@ OWN = {
     "dcr_dfg": LineStyle(*RED, (), "X"),
 }
 COLOURS = (BLUE, ORANGE, TEAL, MAGENTA, GREY, CYAN, RED)
-DASHES = ((3, 1, 3, 3), (6, 1, 2, 1), (1, 2.5), (10, 1.5, 1, 1.5), (3.5, 1, 1, 1, 1, 1, 1, 1), (2, 3))
+DASHES = ((3, 1, 3, 3), (6, 1, 2, 1), (1, 2.5), (10, 1.5, 1, 1.5), (3.5, 1, 1, 1, 1, 1, 1, 1), (2, 3), (12, 4))
 MARKERS = ("<", ">", "h", "p", "*", "d", "8")
+# for others where all of theirs are taken
+PAPER_DASHES = tuple(style.dash for style in OWN.values())
+PAPER_MARKERS = tuple(style.marker for style in OWN.values())
+OTHERS = [
+    LineStyle(*colours, dash, marker)
+    for colours, dash, marker in product(COLOURS, (*DASHES, *PAPER_DASHES), (*MARKERS, *PAPER_MARKERS))
+]
 
 
 def in_order(methods: Iterable[str]) -> list[str]:
@@ -50,18 +59,26 @@ def in_order(methods: Iterable[str]) -> list[str]:
 
 
 def line_styles(methods: Iterable[str]) -> dict[str, LineStyle]:
-    """Give every method its style: it depends on the name alone, except where two names would get the same one."""
-    others = [
-        LineStyle(*COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)], MARKERS[(i // len(COLOURS)) % len(MARKERS)])
-        for i in range(len(COLOURS) * len(DASHES) * len(MARKERS))
-    ]
+    """Give every method its style: what its name chooses, except where another one would share more with those before.
+
+    Fourteen methods have fourteen dashes and fourteen markers, and no three of them a colour.
+    """
     given: dict[str, LineStyle] = {}
     for name in in_order(methods):
-        place = crc32(name.encode())
-        while (style := OWN.get(name, others[place % len(others)])) in given.values() and len(given) < len(others):
-            place += 1
-        given[name] = style
+        given[name] = OWN[name] if name in OWN else _another(name, list(given.values()))
     return given
+
+
+def _another(name: str, given: Sequence[LineStyle]) -> LineStyle:
+    """Choose the style that is least like those given; where several are, the name chooses."""
+    colours, dashes, markers = (Counter(getattr(style, part) for style in given) for part in ("light", "dash", "marker"))
+
+    def shared(style: LineStyle) -> tuple[int, ...]:
+        of_paper = (style.dash in PAPER_DASHES) + (style.marker in PAPER_MARKERS)
+        return given.count(style), colours[style.light], dashes[style.dash] + markers[style.marker], of_paper
+
+    place = crc32(name.encode()) % len(OTHERS)
+    return min(OTHERS[place:] + OTHERS[:place], key=shared)
 
 
 def require_matplotlib() -> None:

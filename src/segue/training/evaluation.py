@@ -17,11 +17,14 @@ from segue.core import files
 from segue.core.backbone import evaluating
 from segue.core.blending import padding_mask
 from segue.core.handover import Handover
+from segue.core.views import comparing
 from segue.errors import CheckpointError, ConfigError
 from segue.similarity import Similarity
-from segue.training.batches import size
+from segue.training.batches import InOrder, size
 from segue.training.distributed import Processes
 from segue.training.tasks import Scores
+
+COMPARED = ("cosine", "relative_error")  # of the two sides at a site, in every evaluation
 
 
 def evaluation_steps(evaluations: int | Sequence[int], total: int) -> frozenset[int]:
@@ -51,6 +54,11 @@ class Evaluator:
         with evaluating(model):
             return self._mean(self._parts(model, None, {}))
 
+    @property
+    def repeats(self) -> bool:
+        """Whether every evaluation is known to read the same batches in the same order."""
+        return isinstance(self.batches, InOrder)
+
     @torch.no_grad()
     def of_students(self, handover: Handover) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
         """Return the scores of the students alone and, from the first batch, how similar the sides are at every site."""
@@ -67,10 +75,10 @@ class Evaluator:
             part, weight = self.processes.part(batch)
             share = weight / self.processes.world
             first = index == 0 and has_teachers
-            comparing: AbstractContextManager[Any] = nullcontext({})
+            sides: AbstractContextManager[Any] = nullcontext({})
             if first and handover is not None:
-                comparing = handover.comparing(padding_mask(part))
-            with comparing as found, self.autocast():
+                sides = comparing(handover, padding_mask(part), COMPARED)
+            with sides as found, self.autocast():
                 scores = {name: _number(name, one) for name, one in named(self.scores(model, part), "scores").items()}
             if first:
                 similar |= self._averaged(found, share)

@@ -20,6 +20,7 @@ from segue.checkpoint.lock import locked_on_rank_0
 from segue.core import randomness
 from segue.core.blending import padding_mask
 from segue.core.handover import Handover, replace_
+from segue.core.steps_taken import StepsTaken
 from segue.core.tensor_files import full
 from segue.errors import ConfigError
 from segue.phases import Rates, course, frozen, rate, refuse_idle, uses_kinds
@@ -61,6 +62,7 @@ class Fit:
     skipped: int  # steps left out because of inf or NaN, or undone by the guard
     stopped_at: int | None = None  # the step after which early stopping ended the training
     best_step: int | None = None  # of the students' best score, where there is early stopping
+    steps_taken: StepsTaken | None = None  # what sites computed where the plan alone does not say it, for `segue.cost`
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -141,8 +143,9 @@ def fit(
             shown = partial(Progress, name, total, costs=costs)
             _run(loop, monitor, checkpoints, evaluation_steps(evaluations, total), shown)
         per_epoch = max(1, loop.batches_per_epoch // recipe.accumulate)
-        ends = loop.stopping and (loop.stopping.stopped_at, loop.stopping.best_step)
-        return Fit(model, handover, total, per_epoch, log.history, loop.seconds, loop.skipped, *(ends or ()))
+        ends = (None, None) if loop.stopping is None else (loop.stopping.stopped_at, loop.stopping.best_step)
+        taken = loop.steps_taken if loop.steps_taken.spans else None
+        return Fit(model, handover, total, per_epoch, log.history, loop.seconds, loop.skipped, *ends, taken)
 
 
 def _require_fit(recipe: Recipe, plan: Plan | None, validation: Iterable[Any] | None) -> None:
@@ -236,6 +239,8 @@ class Loop:
         self.means = RunningMeans([] if handover is None else list(handover.seams), accelerator.device)
         self.batches_per_epoch = stream.per_epoch or total * recipe.accumulate
         self.parts = LossParts(accelerator.device)
+        self.steps_taken = StepsTaken(0 if handover is None else len(handover.seams), total)
+        self.planned = None if handover is None else handover.plan.schedule
         self.done = 0
         self.skipped = 0
         self.seconds = 0.0
@@ -244,6 +249,8 @@ class Loop:
     def step(self, interruption: Interruption) -> tuple[float, int]:
         """Take one optimizer step; return its loss and the signal that any process caught."""
         begun = time.perf_counter()
+        if self.handover is not None:
+            self.steps_taken.note(self.handover, self.planned)
         self.recipe.set_rate(self.raw_optimizer, self.done, self.total, self.phases)
         if self.guard is not None:
             self.guard.begin(self.done)
@@ -417,6 +424,7 @@ class Loop:
         usual = self.done * self.recipe.accumulate  # unless a resume was allowed to change it
         return {
             **({} if self.stream.position == usual else {"batches": self.stream.position}),
+            **({"steps_taken": self.steps_taken.state_dict()} if self.steps_taken.spans else {}),
             "total_steps": self.total,
             "settings": settings_of(self),
             "scaler": None if scaler is None else scaler.state_dict(),
@@ -438,6 +446,7 @@ class Loop:
         counted = type(skipped) is int and 0 <= skipped <= self.total
         if not (counted and type(seconds) is float and 0 <= seconds < math.inf):
             raise ValueError(f"{skipped!r:.20} of {self.total} steps were skipped, in {seconds!r:.20} seconds")
+        self.steps_taken.load_state_dict(state.get("steps_taken", []))  # before them: it refuses
         self.seconds, self.skipped = seconds, skipped
         self.means.load_state_dict(state["running_means" if "running_means" in state else "since_look"])  # 0.1.0
         for name, part in self._optional().items():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from segue.core import randomness
 from segue.core.handover import Handover
-from segue.training.evaluation import Evaluator, MetricsLog, flat, named
+from segue.training.evaluation import COMPARED, Evaluator, MetricsLog, flat, named
 from segue.training.progress import Progress
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Monitor:
     log: MetricsLog
     measure: Callable[[Handover], dict[str, Any]] | None
     on_eval: Callable[[dict[str, Any]], None] | None
+    of_original: dict[str, float] = field(default_factory=dict)  # its scores, once they are known
 
     def evaluate(self, progress: Progress) -> None:
         """Measure the model as it is now, and log it."""
@@ -54,13 +55,23 @@ class Monitor:
         if self.evaluator is not None:
             students, similar = self.evaluator.of_students(handover)
             closed = all(seam.closed for seam in handover.seams.values())
-            metrics["blend"] = students if closed else self.evaluator(loop.model)
+            metrics["blend"] = students if closed else self._blend(handover, self.evaluator)
             metrics["students"] = students
-            for name in ("cosine", "relative_error"):
+            for name in COMPARED:
                 metrics[name] = {site: found[name] for site, found in similar.items()}
         if self.measure is not None:
             metrics |= named(self.measure(handover), "measure")
         return metrics
+
+    def _blend(self, handover: Handover, evaluator: Evaluator) -> dict[str, float]:
+        """Score the blend; while it is the original model, which does not train, once."""
+        plan = handover.plan
+        frozen = plan.train == "students" and plan.backbone == "eval"
+        if not (frozen and evaluator.repeats and all(seam.state.mean == 0.0 for seam in handover.seams.values())):
+            return evaluator(self.loop.model)
+        if not self.of_original:
+            self.of_original.update(evaluator(self.loop.model))
+        return dict(self.of_original)
 
     def _averaged(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Score the averaged weights of the students, or of a plain model; before the first step they are the weights."""
