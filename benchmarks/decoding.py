@@ -115,10 +115,16 @@ def reading(settings: Settings) -> dict[tuple[int, str], Moment]:
             for end in (*range(begin + PIECE, tokens, PIECE), tokens):
                 model(ids[:, begin:end], past_key_values=cache, use_cache=True, logits_to_keep=1)
                 begin = end
-            moments[tokens, name] = Moment(model, copy.deepcopy(cache), ids[:, :1])
+            moments[tokens, name] = Moment(model, decoding(model, copy.deepcopy(cache), ids[:, :1]), ids[:, :1])
             if name == SOFTMAX:
-                moments[tokens, STATIC] = Moment(model, with_room(cache, original.config), ids[:, :1])
+                moments[tokens, STATIC] = Moment(model, with_room(moments[tokens, name].cache, original.config), ids[:, :1])
     return moments
+
+
+def decoding(model: nn.Module, cache: Any, token: Tensor) -> Any:
+    """Decode one token: the first after a text turns the text's window into a ring, which later ones write to."""
+    model(token, past_key_values=cache, use_cache=True)
+    return cache
 
 
 def with_room(cache: Any, config: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from segue.errors import StudentError
 from segue.students.attention.spec import Groups
 
-State: TypeAlias = dict[str, Tensor]  # what a causal mixer keeps of the past; every tensor has the batch first
+State: TypeAlias = dict[str, Any]  # what a causal mixer keeps of the past: tensors, which have the batch first, and numbers
 
 CHUNK = 128  # tokens after a state are mixed this many at a time
 EPSILON = 1e-6  # the smallest sum of positive weights that is divided by
@@ -35,7 +35,8 @@ class Mixer(nn.Module):
 
     A causal mixer that generates text with a state of constant size sets `recurrent = True` and defines two more methods:
     `accumulate`, the state after some tokens, and `mix_chunk`, the output of a few tokens that follow a state. `step` does
-    both for one token, and can be overridden where they share work. Nothing else is needed: the attention module
+    both for one token, and can be overridden where they share work; it may write to tensors of the state that it is given,
+    where `may_write` allows it. Nothing else is needed: the attention module
     calls `forward` in training, and `prefill`, `decode_step` and `update_state` with a key/value cache.
     """
 
@@ -72,7 +73,7 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
-        """Mix one token that follows a state; return its output and the next state."""
+        """Mix one token that follows a state, which is lost; return its output and the next state."""
         return self.mix_chunk(q, k, v, token_mask, state), self.accumulate(k, v, token_mask, state)
 
     def forward(
@@ -120,7 +121,7 @@ class Mixer(nn.Module):
         return torch.cat(outputs, dim=2).to(dtype)
 
     def decode_step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
-        """Mix one token that follows a state; return its output and the next state."""
+        """Mix one token that follows a state, which is lost; return its output and the next state."""
         if token_mask is None and q.dtype == k.dtype == v.dtype == torch.float32 and not _autocasts(v):
             return self.step(q, k, v, None, state)
         with _full_precision(v):
@@ -266,6 +267,38 @@ def read_state(q: Tensor, sums: Tensor) -> Tensor:
     (batch, heads, _, features), key_heads = q.shape, sums.shape[1]
     y = torch.bmm(q.reshape(batch * key_heads, heads // key_heads, features), sums.flatten(0, 1))
     return y.view(batch, heads, 1, -1)
+
+
+def may_write(x: Tensor) -> bool:
+    """Return whether a step may write to a tensor of the state: plain PyTorch, and no gradient is recorded."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return torch.is_inference_mode_enabled() or not x.is_inference()
+
+
+def add_outer(sums: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Add the outer product of one token, (batch, heads, 1, features) and (batch, heads, 1, n), in the place of the sums."""
+    return sums.addcmul_(k.mT, v) if may_write(sums) else torch.addcmul(sums, k.mT, v)
+
+
+def join_heads(q: Tensor, k: Tensor) -> Tensor:
+    """Return the queries and keys of one token as one tensor, which they are the parts of after a rotation."""
+    whole, heads = q._base, q.shape[1]
+    if whole is None or whole is not k._base or whole.shape != (q.shape[0], heads + k.shape[1], 1, q.shape[3]):
+        return torch.cat([q, k], dim=1)
+    ahead = k.storage_offset() - q.storage_offset() == heads * whole.stride(1)
+    same = q.storage_offset() == whole.storage_offset() and q.stride() == k.stride() == whole.stride()
+    return whole if ahead and same else torch.cat([q, k], dim=1)
+
+
+def of_each_head(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+    """Multiply one token, (batch, heads, 1, n), by the weight of each head, (heads, n, m), and add (heads, 1, m or 1).
+
+    One product for each head, not for each sequence: that would copy the weights.
+    """
+    weight, x = weight.to(x.dtype), x.squeeze(2).transpose(0, 1)
+    y = torch.bmm(x, weight) if added is None else torch.baddbmm(added.to(x.dtype), x, weight)
+    return y.transpose(0, 1).unsqueeze(2)
 
 
 def full_mask(like: Tensor) -> Tensor:

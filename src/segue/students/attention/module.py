@@ -210,8 +210,7 @@ class Attention(nn.Module):
         elif call.cache is None:
             y = self._mix(q, k, v, call, self.causal if call.causal is None else call.causal)
         elif (layer := self._layer_to_continue(call)) is not None:
-            y, layer.state = self.mixer.decode_step(q, k, v, None, layer.state)
-            layer.seen += 1
+            y = layer.step(self.mixer, q, k, v, None)
         elif self.causal and call.causal is not False and self._keeps_a_state(call):
             y = self._mix_with_state(q, k, v, call)
         else:
@@ -372,9 +371,7 @@ class Attention(nn.Module):
             token_mask = None  # a chunk has a mask even without padding, a padded batch for each token; both are slower with it
         state = layer.current(self.mixer)
         if state and tokens == 1:
-            y, layer.state = self.mixer.decode_step(q, k, v, token_mask, state)
-            layer.seen = seen
-            return y
+            return layer.step(self.mixer, q, k, v, token_mask)
         y = self.mixer.prefill(q, k, v, token_mask, state)
         layer.append(k, v, token_mask, self.mixer)
         return y
