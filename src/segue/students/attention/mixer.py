@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from segue.errors import StudentError
 from segue.students.attention.spec import Groups
@@ -269,6 +270,21 @@ def read_state(q: Tensor, sums: Tensor) -> Tensor:
     return y.view(batch, heads, 1, -1)
 
 
+def apply_linear(linear: nn.Module, x: Tensor) -> Tensor:
+    """Call a projection; for one token a plain one without the call of a module, unless somebody listens to it."""
+    if x.shape[1] != 1 or type(linear) is not nn.Linear or torch.is_grad_enabled() or _is_heard(linear):
+        y: Tensor = linear(x)
+        return y
+    parameters = linear._parameters
+    return F.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
+
+
+def _is_heard(module: nn.Module) -> bool:
+    hooks = torch.nn.modules.module
+    everywhere = hooks._global_forward_hooks or hooks._global_forward_pre_hooks
+    return bool(module._forward_hooks or module._forward_pre_hooks or everywhere)
+
+
 def may_write(x: Tensor) -> bool:
     """Return whether a step may write to a tensor of the state: plain PyTorch, and no gradient is recorded."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -296,9 +312,10 @@ def of_each_head(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tens
 
     One product for each head, not for each sequence: that would copy the weights.
     """
-    weight, x = weight.to(x.dtype), x.squeeze(2).transpose(0, 1)
+    weight, alone = weight.to(x.dtype), x.shape[0] == 1
+    x = x.squeeze(0) if alone else x.squeeze(2).transpose(0, 1)
     y = torch.bmm(x, weight) if added is None else torch.baddbmm(added.to(x.dtype), x, weight)
-    return y.transpose(0, 1).unsqueeze(2)
+    return y.unsqueeze(0) if alone else y.transpose(0, 1).unsqueeze(2)
 
 
 def full_mask(like: Tensor) -> Tensor:
@@ -338,6 +355,8 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 def append_ones(v: Tensor) -> Tensor:
     """Append a column of ones to values, so that one product sums both the values and their weights."""
+    if v.dim() == 4 and v.shape[2] == 1:
+        return F.pad(v, (0, 1), value=1.0)
     return torch.cat([v, v.new_ones((*v.shape[:-1], 1))], dim=-1)
 
 

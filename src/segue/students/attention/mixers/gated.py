@@ -67,7 +67,7 @@ class Gates(nn.Module):
         if token_mask is not None:
             padding = ~token_mask[:, None, :, None]
             stays, write = stays.masked_fill(padding, 1.0), write.masked_fill(padding, 0.0)
-        return stays, write, 2 * output
+        return stays, write, output + output
 
     def _linear(self, v: Tensor) -> Tensor:
         """Return what the sigmoids are taken of, (batch, rows, tokens, 1)."""

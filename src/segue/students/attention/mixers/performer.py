@@ -64,7 +64,7 @@ class PerformerMixer(Mixer):
         q, (k, logs) = self._query_features(q), self._key_features(k, token_mask)
         heads = q.shape[1]
         here = causal_sums_in_logs(q, *(repeat_heads(x, heads) for x in (k, append_ones(v), logs)))
-        before = q @ repeat_heads(state["sums"], heads)
+        before = q @ repeat_heads(state["sums"].mT, heads)
         largest, past = repeat_heads(_finite(logs.cummax(2).values), heads), repeat_heads(state["largest"], heads)
         joint = torch.maximum(largest, past)
         return normalise(here * (largest - joint).exp() + before * (past - joint).exp(), LEAST)
@@ -83,15 +83,15 @@ class PerformerMixer(Mixer):
         of_keys.copy_(largest)
         both = both.sub_(logs).exp_()  # divided by their largest, by that of all keys so far
         q, k = both.split_with_sizes([heads, k.shape[1]], 1)
-        sums = add_outer(sums, k, append_ones(v))
-        return normalise(read_state(q, sums), LEAST), {"sums": sums, "largest": largest}
+        sums = add_outer(sums, append_ones(v), k)  # (batch, key heads, head size + 1, features): more features, longer rows
+        return normalise(read_state(q, sums.mT), LEAST), {"sums": sums, "largest": largest}
 
     def accumulate(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
         k, logs = self._key_features(k, token_mask)
         largest = _finite(logs.amax(2, keepdim=True))  # (batch, key heads, 1, 1)
         if state is not None:
             largest = torch.maximum(largest, state["largest"])
-        sums = k.transpose(-1, -2) @ (append_ones(v) * (logs - largest).exp())
+        sums = (append_ones(v) * (logs - largest).exp()).transpose(-1, -2) @ k
         if state is not None:
             sums = sums + state["sums"] * (state["largest"] - largest).exp()
         return {"sums": sums, "largest": largest}
