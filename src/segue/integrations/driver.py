@@ -170,7 +170,7 @@ class Driver:
             )
 
     def update(self, features: Features, optimizer: Optimizer, clip: float | None, *, each: bool = False) -> Tensor:
-        """Take all updates of a step but the last one, whose loss is returned; `clip` is the largest norm, or of `each` number."""
+        """Take all updates of a step but the last, and return its loss; `clip` is the largest norm, or of `each` number."""
         phase, parameters = self.handover.phase, list(self.handover.parameters())
         assert phase is not None
         processes = Processes.current(parameters[0].device)
