@@ -105,9 +105,7 @@ def _plan_by_method(settings: Conversion, base: Base) -> Plan:
         given.setdefault("lr", _rates(settings, copied, train))
     plan = made(**given)
     if settings.warmup is not None:
-        rises = {"warmup": settings.warmup}
-        phases = (phase if phase.lr is None else dataclasses.replace(phase, **rises) for phase in plan.phases)
-        plan = dataclasses.replace(plan, phases=tuple(phases))
+        plan = dataclasses.replace(plan, phases=tuple(_rising(phase, settings.warmup) for phase in plan.phases))
     for name, usual in (("guidance", FeatureGuidance()), ("distill", LogitDistillation(temperature=1.0))):
         if (text := getattr(settings, name)) is not None:
             plan = dataclasses.replace(plan, **{name: parse.loss(text, name, getattr(plan, name) or usual)})
@@ -154,6 +152,11 @@ def _kinds(base: Base, plan: Plan) -> tuple[int, int]:
     student = build_students(base.model, plan, [site])[site.name]
     copied = len(copied_parameters(student, teacher_at(base.model, site)))
     return copied, len(list(student.parameters())) - copied
+
+
+def _rising(phase: Phase, warmup: float) -> Phase:
+    """Let the rates of a phase that has its own rise in a fraction of its steps."""
+    return phase if phase.lr is None else dataclasses.replace(phase, warmup=warmup)
 
 
 def _for_copied(phase: Phase) -> Phase:
