@@ -70,7 +70,10 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 
 class Moment:
-    """A model that has read some tokens, about to decode the next one, as often as it is asked to."""
+    """A model that has read some tokens, about to decode the next one, as often as it is asked to.
+
+    The cache stays as long as it is. The original's is what it was; a student's state, which is written in place, is not.
+    """
 
     def __init__(self, model: nn.Module, cache: Any, token: Tensor) -> None:
         self.model, self.cache, self.token = model, cache, token
@@ -112,7 +115,11 @@ def reading(settings: Settings) -> dict[tuple[int, str], Moment]:
         model = converted(original, name) if name in OPERATORS else original
         cache, begin = DynamicCache(config=original.config), 0
         for tokens in settings.contexts:
-            for end in (*range(begin + PIECE, tokens, PIECE), tokens):
+            for end in (
+                *range(begin + PIECE, tokens - 1, PIECE),
+                tokens - 1,
+                tokens,
+            ):  # the last one alone: then windows are rings
                 model(ids[:, begin:end], past_key_values=cache, use_cache=True, logits_to_keep=1)
                 begin = end
             moments[tokens, name] = Moment(model, copy.deepcopy(cache), ids[:, :1])
@@ -184,7 +191,7 @@ def section(result: dict[str, Any]) -> list[str]:
     return [
         f"A Llama of {model['num_hidden_layers']} layers, width {model['hidden_size']}, {model['num_attention_heads']} heads "
         f"and {result['parameters'] / 1e6:.0f} million parameters, random since no speed depends on them; float32, batch 1. "
-        "Every model has read a text of the given length and decodes the next token, again and again from the same state of "
+        "Every model has read a text of the given length and decodes the next token, again and again at the same length of "
         f"its cache. The original has the two caches of transformers {result['transformers']}: the usual one, which is copied "
         "for every token, and the static one, which is written in place, here with room for one token more. Students stand at "
         "every attention, with windows of 64 tokens, Performer with 256 features. All lengths took turns in one run, on one "

@@ -376,7 +376,7 @@ def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str
 
     NextToken.__call__ = watched
     try:
-        said = convert("llama", base, texts, place / engine, student=STUDENT, steps=6)
+        said = convert("llama", base, texts, place / engine, student=STUDENT, steps=6, evaluations=None)
     finally:
         NextToken.__call__ = plain
     return {"said": said, "seen": seen, "world": torch.distributed.get_world_size()}
@@ -408,7 +408,11 @@ def test_two_processes_convert_as_one_does(engine, ranks, converted):
         assert found["world"] == 2
         local = [["LlamaForCausalLM", 2, False]] * 2 if engine == "ddp" else []  # whose gradients do not pass DDP
         expected = [*local, *[[network, 2, engine == "fsdp2"]] * (6 - len(local))]  # half of each batch of four
-        assert found["seen"] == expected
-    assert len(re.findall(r"^step \d", first["said"], re.M)) == 3
+        rehearsed = [*local, *[[network, 2, False]] * 2] if engine == "ddp" else []  # two steps of each phase
+        assert found["seen"] == rehearsed + expected
+    announced = re.search(r"^6 steps, about .*; (\d+) evaluations on", first["said"], re.M)
+    assert (announced is None) == (engine == "fsdp2") == ("no time is announced: " in first["said"])
+    evaluations = 7 if announced is None else int(announced[1])  # as many as there are steps, and one before them
+    assert len(re.findall(r"^step \d", first["said"], re.M)) == evaluations
     assert "as saved" in first["said"]
     assert second["said"] == ""

@@ -62,6 +62,16 @@ def test_rates_follow_what_is_copied_and_what_is_given(given, rates, method, lla
     assert len(plan.phases) == (2 if method == "transfer" else 0)
 
 
+@pytest.mark.parametrize(("warmup", "of_phases", "of_recipe"), [(None, 0.0, 0.05), (0.3, 0.3, 0.3), (0.0, 0.0, 0.0)])
+def test_the_rate_rises_in_every_phase_that_has_its_own(warmup, of_phases, of_recipe, llama):
+    plan, recipe = made(llama, method="transfer", warmup=warmup)
+    assert [phase.warmup for phase in plan.phases] == [of_phases] * 2
+    assert recipe.warmup == of_recipe
+    plan, recipe = made(llama, method="lolcats(hold=0.5)", warmup=warmup)
+    assert all(phase.lr is None for phase in plan.phases)  # they follow the recipe's curve
+    assert recipe.warmup == of_recipe
+
+
 def test_settings_of_version_0_1_0_have_one_rate_for_all():
     old = Conversion.from_dict({**NEEDED, "steps": 3, "lr": 5e-4, "train": "all"})
     assert recipes._rates(old, copied=4, train="all") == 5e-4
@@ -74,6 +84,7 @@ def test_settings_of_version_0_1_0_have_one_rate_for_all():
         ({"lr_backbone": 1e-3}, "--lr-backbone is of no use here."),
         ({"method": "transfer(lr=1e-3)", "lr_new": 1e-2}, "--lr-new is of no use here."),
         ({"plan": "transfer", "lr": 1e-3}, "--lr is of no use here."),
+        ({"plan": "transfer", "warmup": 0.2}, "--warmup is of no use here."),
         ({"plan": "halo", "lr_backbone": 1e-3}, "--lr-backbone is of no use here."),
         ({"lr_new": 0.0}, "Rates(new=...) must be a positive finite number, got 0.0."),
     ],

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import segue
 from segue.errors import DataError, StudentError
-from segue.students import ClosedForm, GatedDeltaNet, GatedLinear, LinearAttention
+from segue.students import ClosedForm, FarFactor, GatedDeltaNet, GatedLinear, LinearAttention, WindowedLinear
 from segue.students.attention.mixers.gated import GatedMixer
 from segue.students.closed_form import MixerCall, attention_sums, biases, value_scale
 from tests.helpers.models import CASES
@@ -162,3 +162,28 @@ def test_other_students_are_refused_and_nothing_changes():
     gated = begin(GatedLinear())
     with pytest.raises(DataError, match="there are no batches"):
         gated.calibrate([], ClosedForm())
+
+
+@pytest.mark.parametrize(
+    ("student", "method", "passes"),
+    [(GatedLinear(), ClosedForm(), 1), (GatedLinear(), ClosedForm(), 2), (WindowedLinear(window=8), FarFactor(), 1)],
+    ids=["gates", "scales", "far"],
+)
+def test_what_is_interrupted_leaves_the_students_as_they_were(student, method, passes):
+    """Ctrl-C in a later pass, after some parameters were set."""
+    handover, calls = begin(student), []
+    before = {name: parameter.detach().clone() for name, parameter in handover.named_parameters()}
+
+    def interrupts(*_):
+        calls.append(None)
+        if len(calls) > passes:
+            raise KeyboardInterrupt
+
+    handle = handover.model.lm_head.register_forward_hook(interrupts)  # once in each pass
+    with pytest.raises(KeyboardInterrupt):
+        handover.calibrate([batch()], method)
+    handle.remove()
+    for name, parameter in handover.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+    handover.calibrate([batch()], method)
+    assert any(not torch.equal(parameter, before[name]) for name, parameter in handover.named_parameters())

@@ -97,7 +97,7 @@ def made(model: nn.Module, settings: segue.Plan, folder: Path | str, *, data: An
         for name in ("compute_loss_func", "optimizers", "callbacks", "optimizer_cls_and_kwargs")
         if name in changes
     }
-    callback = changes.pop("callback", None) or HandoverCallback(settings)
+    callback, kind = changes.pop("callback", None) or HandoverCallback(settings), changes.pop("kind", transformers.Trainer)
     given = {
         "max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "use_cpu": True, "report_to": [],
         "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no", "seed": 3, **changes,
@@ -105,7 +105,7 @@ def made(model: nn.Module, settings: segue.Plan, folder: Path | str, *, data: An
     more["callbacks"] = [callback, *more.get("callbacks", [])]
     arguments = transformers.TrainingArguments(str(folder), **given)
     rows = Rows() if data is None else data
-    return transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, **more), callback
+    return kind(model, arguments, train_dataset=rows, eval_dataset=rows, **more), callback
 
 
 CASES: dict[str, tuple[Any, segue.Plan, Any]] = {
@@ -204,9 +204,11 @@ def guarded_alone(folder: Path | str, **changes: Any) -> dict[str, Tensor]:
     return {**ended, "undone": torch.tensor([event["step"] for event in callback.events])}
 
 
+BY_SGD = {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "train_sampling_strategy": "sequential"}
+
+
 def by_sgd(model: nn.Module, settings: segue.Plan, folder: Path | str, **changes: Any) -> dict[str, Tensor]:
     """Train by plain gradient descent on the rows in their order, and return the weights."""
-    still = {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "train_sampling_strategy": "sequential"}
-    trainer, _ = made(model, settings, folder, **still, **changes)
+    trainer, _ = made(model, settings, folder, **BY_SGD, **changes)
     trainer.train()
     return trainer.model.state_dict()

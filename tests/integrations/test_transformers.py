@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 from functools import partial
 from typing import ClassVar
@@ -23,6 +24,7 @@ from tests.helpers.processes import FreshProcess, Ranks
 from tests.helpers.tiny import same_state
 from tests.integrations.small_trainers import (
     BAD,
+    BY_SGD,
     CASES,
     FALLING,
     GUARD,
@@ -164,6 +166,61 @@ def test_several_updates_in_a_local_phase_are_those_of_a_loop_of_ones_own(kind, 
     expected = handover.finalize_().state_dict()
     for name, x in ended.items():
         torch.testing.assert_close(x, expected[name], rtol=1e-4, atol=1e-6)
+
+
+class Counting(transformers.Trainer):
+    """A Trainer that looks at the logits of some steps, as those of other libraries do."""
+
+    looks = 0
+    seen: ClassVar[list[torch.Tensor]] = []
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        if self.state.global_step < self.looks:
+            self.seen.append(outputs.logits)
+        return (loss, outputs) if return_outputs else loss
+
+
+@pytest.mark.parametrize(("accumulate", "half", "looks"), [(1, False, 0), (2, False, 0), (1, True, 0), (1, True, 3)])
+def test_a_transfer_leaves_the_head_out_and_trains_as_a_loop_of_ones_own(accumulate, half, looks, tmp_path):
+    """The first forward shows which site is the last; whoever asks for logits gets those of the original."""
+    data, steps = Rows(rows=32, language=True), 4
+    settings = segue.methods.transfer(sites="model.layers.*.self_attn", hold=0.75, lr=1e-2)
+    model = llama()
+    other, heads = copy.deepcopy(model).train(), []
+    model.lm_head.register_forward_hook(lambda *_: heads.append(None))
+    sizes = {"gradient_accumulation_steps": accumulate, "max_steps": steps, "bf16": half}
+    Counting.seen.clear()
+    callback = HandoverCallback(settings)
+    sgd = callback.optimizer(torch.optim.SGD), {"lr": 1e-2}
+    more = {"kind": Counting, "callback": callback, "optimizer_cls_and_kwargs": sgd, **BY_SGD, **sizes}
+    trainer, _ = made(model, settings, tmp_path, data=data, **more)
+    trainer.looks = looks
+    with pytest.warns(SegueWarning, match="does not follow it"):
+        assert (twin := copy.deepcopy(model)).forward.__self__ is twin
+    trainer.train()
+    transferring = 1 + max(0, looks - 1)
+    assert len(heads) == transferring + accumulate * 2  # the phase after it: the students, and the original to distil from
+    assert len(Counting.seen) == looks
+    assert all(logits.shape[-1] == 50 for logits in Counting.seen)
+    assert "forward" not in vars(model) or half  # where Accelerate's own stays
+
+    handover = segue.replace_(other, settings, total_steps=steps)
+    optimizer = torch.optim.SGD(handover.parameter_groups(), lr=1e-2)
+    handover.schedule_rates(optimizer)
+    batches = iter(DataLoader(data, batch_size=4))
+    for _ in range(steps):
+        for batch in itertools.islice(batches, accumulate):
+            with torch.autocast("cpu", enabled=half):
+                loss = handover.weighted(other(**batch)["loss"])
+            loss = loss + handover.aux_loss(batch["attention_mask"])
+            (loss / accumulate).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        handover.step()
+    expected = handover.finalize_().state_dict()
+    for name, x in callback.handover.model.state_dict().items():
+        torch.testing.assert_close(x, expected[name], rtol=1e-2 if half else 1e-4, atol=1e-3 if half else 1e-6)
 
 
 def test_settings_without_a_place_for_several_updates_are_refused(tmp_path):

@@ -34,8 +34,8 @@ from segue.training.recipe import Recipe
 
 __all__ = ["Conversion", "convert"]
 
-EVALUATIONS = 10  # where their time is not measured: in several processes
-OPEN = ("method", "steps", "evaluations", "eval_batches")  # what a conversion decides at its start if it is not given
+EVALUATIONS = 10  # where their time is not measured: with a sharded model
+OPEN = ("method", "steps", "evaluations", "eval_batches", "warmup")  # what a conversion decides at its start if it is not given
 
 
 @checked
@@ -63,7 +63,7 @@ def convert(
     _refuse_finished(out)
     settings = _as_before(settings, work)
     base = open_base(settings.model)
-    timed = processes.world == 1 and (settings.steps is None or settings.evaluations is None)
+    timed = settings.steps is None or settings.evaluations is None
     settings = recipes.with_defaults(settings, base.kind)
     plan = recipes.plan_of(settings, base)
     plan = dataclasses.replace(plan, student=_saved_student(work) or plan.student)
@@ -73,7 +73,7 @@ def convert(
     if settings.lora:
         add_lora_(base.model, plan.sites, rank=settings.lora, seed=settings.seed)
     base.model.to(processes.device)
-    run = Run(settings, base, data, plan, recipe, timed=timed)
+    run = Run(settings, base, data, plan, recipe, processes, timed=timed)
     if dry_run:
         return run.estimate(say)
     made = ("settings.json", "metrics.jsonl", "checkpoints") if main else ()
@@ -116,6 +116,7 @@ class Run:
     data: Data
     plan: Plan
     recipe: Recipe
+    processes: launch.Processes
     timed: bool  # something depends on how long it takes
     original: dict[str, float] = dataclasses.field(default_factory=dict)  # scores on all that is held out
     seen: dict[str, float] = dataclasses.field(default_factory=dict)  # scores on what evaluations in training read
@@ -138,15 +139,23 @@ class Run:
         took = time.perf_counter() - begun
         self.others = folder.evaluated_on(model, self.data)
         say(f"original: {_quality(self.data, self.original)}")
-        if self.timed:
+        if self.timed and self.sharded:
+            say("no time is announced: a rehearsal would leave the model sharded")
+        elif self.timed:
             found = rehearsal.rehearse(model, self.plan, self.data, self.recipe)
+            found, took = self.processes.of_first((found, took))  # all decide the same
             self.step_costs = found.steps
             say(self._budget(took, found))
-        elif settings.evaluations is None:
+        if self.settings.evaluations is None:
             self.settings = dataclasses.replace(settings, evaluations=EVALUATIONS)
         if self.settings.eval_batches is not None:
             some = rehearsal.first(self.data.held_out, self.settings.eval_batches)
             self.seen = folder.evaluated(model, some, self.data.task)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether processes share the weights of one model."""
+        return self.settings.shard and self.processes.world > 1
 
     def _budget(self, took: float, found: rehearsal.Rehearsal) -> str:
         """Choose evaluations that cost at most a tenth of the run, unless they are given, and say what both take."""
@@ -183,8 +192,8 @@ class Run:
 
     def train(self, work: Path, say: Callable[[str], None], **resuming: Any) -> Fit:
         """Train the students, or resume their training."""
-        sharded = self.settings.shard and launch.launched().world > 1  # which a copy that every process holds would undo
-        original = None if sharded else frozen_copy(self.base.model, shares=self.plan.train == "students")
+        # shards, which a copy that every process holds would undo
+        original = None if self.sharded else frozen_copy(self.base.model, shares=self.plan.train == "students")
         return fit(
             self.base.model,
             self.plan,

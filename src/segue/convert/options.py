@@ -110,7 +110,15 @@ class Conversion:
     lr_backbone: Annotated[
         float | None, Option(help="Peak learning rate of what trains around the sites; by default a tenth of --lr.")
     ] = None
-    warmup: Annotated[float, Option(help="Fraction of the steps in which the learning rate rises.", min=0, max=1)] = 0.05
+    warmup: Annotated[
+        float | None,
+        Option(
+            help="Fraction of the steps in which the learning rate rises, of each phase that has rates of its own; "
+            "by default as the method says, else 0.05.",
+            min=0,
+            max=1,
+        ),
+    ] = None
     accumulate: Annotated[int, Option(help="Number of batches in an optimizer step.", min=1)] = 1
     train: Annotated[Literal["students", "all"], Option(help="Parameters to train.")] = "students"
     lora: Annotated[

@@ -31,6 +31,7 @@ STEPS = 300
 RATES = TRANSFER_RATES  # of students that begin with weights of their teachers
 RATE = 5e-4  # where nothing is copied
 BACKBONE = 0.1  # of the rate of copied parameters, if all of the model trains
+WARMUP = 0.05  # where no phase has rates of its own
 RATE_OPTIONS = ("lr", "lr_new", "lr_backbone")
 SAMPLING = ("samples", "sampling_temperature", "sampling_top_p")
 PLAN = ("sites", "student", "method", "guidance", "distill", "exclude", "control")  # what a plan in a file says itself
@@ -87,8 +88,9 @@ def recipe_of(settings: Conversion, base: Base, plan: Plan) -> Recipe:
     """Return the training settings of a conversion; a phase may have rates of its own."""
     _refuse_unused_rates(settings, plan)
     copied, _ = _kinds(base, plan)
-    names = ("steps", "warmup", "accumulate", "precision", "shard", "compile", "seed")
-    return Recipe(lr=_rates(settings, copied, plan.train), **{name: getattr(settings, name) for name in names})
+    names = ("steps", "accumulate", "precision", "shard", "compile", "seed")
+    warmup = WARMUP if settings.warmup is None else settings.warmup
+    return Recipe(lr=_rates(settings, copied, plan.train), warmup=warmup, **{name: getattr(settings, name) for name in names})
 
 
 def _plan_by_method(settings: Conversion, base: Base) -> Plan:
@@ -102,6 +104,8 @@ def _plan_by_method(settings: Conversion, base: Base) -> Plan:
         copied, _ = _kinds(base, Plan(sites=given["sites"], student=student))
         given.setdefault("lr", _rates(settings, copied, train))
     plan = made(**given)
+    if settings.warmup is not None:
+        plan = dataclasses.replace(plan, phases=tuple(_rising(phase, settings.warmup) for phase in plan.phases))
     for name, usual in (("guidance", FeatureGuidance()), ("distill", LogitDistillation(temperature=1.0))):
         if (text := getattr(settings, name)) is not None:
             plan = dataclasses.replace(plan, **{name: parse.loss(text, name, getattr(plan, name) or usual)})
@@ -118,12 +122,15 @@ def _plan_in(place: str) -> Plan:
 def _refuse_unused_rates(settings: Conversion, plan: Plan) -> None:
     """Refuse rates that nothing would train with."""
     given = [name for name in RATE_OPTIONS if getattr(settings, name) is not None]
+    of_file = settings.plan is not None and bool(plan.phases) and all(phase.lr is not None for phase in plan.phases)
     if "lr_backbone" in given and plan.train != "all":
         hint = "leave it out, or train more: --train all, --lora RANK, or a plan that says so."
         raise ConfigError("--lr-backbone is of no use here.", "Nothing around the sites is trained.", hint)
     own = settings.method is not None and "lr" in parse.method(settings.method)[1]
-    if given and (own or (settings.plan is not None and plan.phases and all(phase.lr is not None for phase in plan.phases))):
-        option = f"--{given[0].replace('_', '-')}"
+    unused = given if own or of_file else []
+    unused += ["warmup"] if of_file and settings.warmup is not None else []
+    if unused:
+        option = f"--{unused[0].replace('_', '-')}"
         found = f"{settings.method or f'Every phase of the plan in {settings.plan}'} has learning rates of its own."
         raise ConfigError(f"{option} is of no use here.", found, f"leave {option} out, or the rates there.")
 
@@ -145,6 +152,11 @@ def _kinds(base: Base, plan: Plan) -> tuple[int, int]:
     student = build_students(base.model, plan, [site])[site.name]
     copied = len(copied_parameters(student, teacher_at(base.model, site)))
     return copied, len(list(student.parameters())) - copied
+
+
+def _rising(phase: Phase, warmup: float) -> Phase:
+    """Let the rates of a phase that has its own rise in a fraction of its steps."""
+    return phase if phase.lr is None else dataclasses.replace(phase, warmup=warmup)
 
 
 def _for_copied(phase: Phase) -> Phase:

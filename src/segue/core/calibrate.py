@@ -46,7 +46,7 @@ def calibrate(
     passes = [list(observers)] if method.stream == "teacher" else [[name] for name in observers]
     given = batches if len(passes) == 1 else list(batches)
     fitted: dict[str, Fitted] = {}
-    with torch.no_grad(), _undone_on_failure() as earlier:
+    with torch.no_grad(), undone_on_failure() as earlier:
         for names in passes:
             _observe(handover, given, {name: observers[name] for name in names}, method.stream, mask)
             for name in names:
@@ -137,18 +137,25 @@ def _fit(student: nn.Module, observer: Observer, earlier: Values) -> Fitted:
     parameters = dict(student.named_parameters())
     values, before, after = observer.fit({name: full(parameter.detach()) for name, parameter in parameters.items()})
     for name, value in values.items():
-        earlier.append((parameters[name], parameters[name].detach().clone()))
-        parameters[name].copy_(sharded_like(value, parameters[name]))
+        set_(parameters[name], value, earlier)
     return Fitted(before, after)
 
 
+@torch.no_grad()
+def set_(parameter: nn.Parameter, value: Tensor, earlier: Values) -> None:
+    """Give a parameter a value, and note the one that it had."""
+    earlier.append((parameter, parameter.detach().clone()))
+    parameter.copy_(sharded_like(value.to(parameter.device, parameter.dtype), parameter))
+
+
 @contextmanager
-def _undone_on_failure() -> Iterator[Values]:
+def undone_on_failure() -> Iterator[Values]:
     """Write the values that were noted back, if a `with` block fails or is interrupted."""
     earlier: Values = []
     try:
         yield earlier
     except BaseException:
-        for parameter, value in reversed(earlier):
-            parameter.copy_(value)
+        with torch.no_grad():
+            for parameter, value in reversed(earlier):
+                parameter.copy_(value)
         raise

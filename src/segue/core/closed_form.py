@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from segue.core.backbone import evaluating
 from segue.core.blending import captured_outputs, first_floating
-from segue.core.calibrate import Fitted, run_original
+from segue.core.calibrate import Fitted, run_original, set_, undone_on_failure
 from segue.core.seam import Seam
 from segue.core.surgery import unreached
-from segue.core.tensor_files import sharded_like
 from segue.students.attention.cache_copy import copy_caches
 from segue.students.attention.mixers.gated import GatedMixer
 from segue.students.closed_form import (
@@ -35,35 +34,37 @@ if TYPE_CHECKING:
 def start_gates(
     handover: Handover, batches: Iterable[Any], method: ClosedForm, mask: Callable[[Any], Tensor | None]
 ) -> dict[str, Fitted]:
-    """Start every student's gates in three passes over the batches."""
+    """Start every student's gates in three passes over the batches; a failure leaves them as they were."""
     mixers = {name: method.mixer(seam.student, seam.site) for name, seam in handover.seams.items()}
     batches = list(batches)
 
     def listen(measure: Callable[[MixerCall, GatedMixer], Tensor]) -> dict[str, _Listener]:
         return _listen(handover, batches, mask, mixers, measure)
 
-    before = listen(attention_sums)
-    for name, mixer in mixers.items():
-        _set(mixer.gates.weight, torch.zeros(mixer.gates.weight.shape))
-        _set(mixer.gates.bias, biases(before[name].sums, mixer))
-        _set(mixer.value_scale, torch.ones(mixer.value_scale.shape))
-    scales = listen(output_products)
-    for name, mixer in mixers.items():
-        _set(mixer.value_scale, value_scale(scales[name].sums))
-    after = listen(output_products)
+    with undone_on_failure() as earlier:
+        before = listen(attention_sums)
+        for name, mixer in mixers.items():
+            set_(mixer.gates.weight, torch.zeros(mixer.gates.weight.shape), earlier)
+            set_(mixer.gates.bias, biases(before[name].sums, mixer), earlier)
+            set_(mixer.value_scale, torch.ones(mixer.value_scale.shape), earlier)
+        scales = listen(output_products)
+        for name, mixer in mixers.items():
+            set_(mixer.value_scale, value_scale(scales[name].sums), earlier)
+        after = listen(output_products)
     return {name: Fitted(before[name].error, after[name].error) for name in mixers}
 
 
 def start_far(
     handover: Handover, batches: Iterable[Any], method: FarFactor, mask: Callable[[Any], Tensor | None]
 ) -> dict[str, Fitted]:
-    """Start every student's far factors in two passes over the batches."""
+    """Start every student's far factors in two passes over the batches; a failure leaves them as they were."""
     mixers = {name: method.mixer(seam.student, seam.site) for name, seam in handover.seams.items()}
     batches = list(batches)
-    before = _listen(handover, batches, mask, mixers, distances)
-    for name, mixer in mixers.items():
-        _set(mixer.log_far, log_factors(before[name].sums))
-    after = _listen(handover, batches, mask, mixers, distances)
+    with undone_on_failure() as earlier:
+        before = _listen(handover, batches, mask, mixers, distances)
+        for name, mixer in mixers.items():
+            set_(mixer.log_far, log_factors(before[name].sums), earlier)
+        after = _listen(handover, batches, mask, mixers, distances)
     return {name: Fitted(before[name].error, after[name].error) for name in mixers}
 
 
@@ -82,11 +83,6 @@ def _listen(
             raise unreached(name)
         listener.share()
     return heard
-
-
-@torch.no_grad()
-def _set(parameter: Tensor, value: Tensor) -> None:
-    parameter.copy_(sharded_like(value.to(parameter.device, parameter.dtype), parameter))
 
 
 class _Listener:

@@ -74,6 +74,12 @@ class Driver:
         """Whether the next step is several updates of the students, from one forward of the original model."""
         return self.running and local_step.has_updates(self.handover.phase)
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether nothing after the last site is needed in the forward of the next step."""
+        phase = self.handover.phase if self.running else None
+        return phase is not None and local_step.from_features(phase) and not local_step.needs_output(self.handover, phase)
+
     def start_(self, model: nn.Module) -> None:
         """Put the seams into a model."""
         if resting := [phase.name for phase in self.plan.phases if phase.tolerance > 0]:
@@ -164,12 +170,13 @@ class Driver:
             )
 
     def update(self, features: Features, optimizer: Optimizer, clip: float | None, *, each: bool = False) -> Tensor:
-        """Take all updates of a step but the last, whose loss is returned; `clip` is the largest norm, or of `each` number."""
+        """Take all updates of a step but the last, and return its loss; `clip` is the largest norm, or of `each` number."""
         phase, parameters = self.handover.phase, list(self.handover.parameters())
         assert phase is not None
         processes = Processes.current(parameters[0].device)
         *others, last = local_step.parts_of(features.rows, phase.split, processes) * phase.reuse
-        optimizer.zero_grad()
+        if others:
+            optimizer.zero_grad()
         for begin, share in others:
             loss = features.loss(begin, phase.split, measured=False) * share
             loss.backward()  # type: ignore[no-untyped-call]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -50,8 +50,7 @@ class HandoverCallback(Driver, TrainerCallback):
         self._world = 1  # Trainer's factor of the loss if it counts tokens over all processes
         self._optimizer: Any = None
         self._clip: float | None = None
-        self._recording = ExitStack()  # open in a forward from which students learn in several updates
-        self._features: Features | None = None
+        self._features: Features | None = None  # of a forward from which students learn after it
         self._reached: list[bool] = []  # for each auxiliary loss since the last step: whether a backward reached it
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
@@ -76,11 +75,8 @@ class HandoverCallback(Driver, TrainerCallback):
             model.save_pretrained = partial(model.save_pretrained, save_original_format=False)
         if self.changes_loss or self.guard is not None:
             model = self.handover.model
-            self._undo += [
-                model.register_forward_pre_hook(self._record_features, with_kwargs=True).remove,
-                model.register_forward_hook(self._add_aux_loss, with_kwargs=True).remove,
-                model.register_forward_hook(lambda *_: self._recording.close(), always_call=True).remove,
-            ]
+            model.forward = forward = RecordedForward(model, self)
+            self._undo += [forward.leave, model.register_forward_hook(self._add_aux_loss, with_kwargs=True).remove]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
         """Read the length of the run, and continue where the checkpoint was written."""
@@ -150,14 +146,20 @@ class HandoverCallback(Driver, TrainerCallback):
         if self.running and self.finalize:
             self.finish_()
 
-    def _record_features(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Let the forward of a local phase be that of the original model, where students learn in several updates from it."""
-        if self.takes_updates and model.training and torch.is_grad_enabled():
-            self._features = self._recording.enter_context(self.handover.features(padding_mask(kwargs)))
+    def record_features(self, forward: Callable[[], Any], mask: Tensor | None) -> Any:
+        """Let a forward of a local phase be that of the original model, and end it where nothing more of it is needed."""
+
+        def complete() -> Any:
+            with torch.no_grad(), self.handover.as_teacher():
+                return forward()
+
+        output = None
+        with self.handover.features(mask, complete=not self.ends_early) as self._features:
+            output = forward()
+        return loss_alone(complete, next(self.handover.parameters()).device) if output is None else output
 
     def _add_aux_loss(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """Add to the model's loss, so that each batch counts as in `segue.fit` whatever Trainer does to the loss later."""
-        self._recording.close()
         if not (self.running and model.training and torch.is_grad_enabled()):
             return output
         named = isinstance(output, dict)
@@ -199,6 +201,50 @@ class HandoverCallback(Driver, TrainerCallback):
             "Trainer does not use a loss of the model: label_smoothing_factor, compute_loss_func, or a model without one.",
             f"let the model compute it (labels in the batch), or {otherwise}.",
         )
+
+
+class RecordedForward:
+    """Stand for the forward of a model in training; in a copy of the model, its own forward is back."""
+
+    def __init__(self, model: nn.Module, callback: HandoverCallback) -> None:
+        self.model, self.callback = model, callback
+        self.__wrapped__ = model.forward  # whose signature Trainer reads
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plain = partial(self.__wrapped__, *args, **kwargs)
+        learns = self.callback.takes_updates or self.callback.ends_early
+        records = learns and self.model.training and torch.is_grad_enabled()
+        return self.callback.record_features(plain, padding_mask(kwargs)) if records else plain()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MethodType, (type(self.model).forward, self.model)
+
+    def leave(self) -> None:
+        """Give the model its forward back, unless something else was put over it, through which this one does nothing."""
+        if vars(self.model).get("forward") is self:
+            del self.model.forward
+
+
+def loss_alone(complete: Callable[[], Any], device: torch.device) -> dict[str, Any]:
+    """Return the output of a forward that ended early: a loss of 0. Whoever asks for more, such as logits, lets it run."""
+
+    class Output(dict[str, Any]):
+        def __missing__(self, name: str) -> Any:
+            for key, value in complete().items():
+                self.setdefault(key, value)
+            if name not in self:
+                raise KeyError(name)
+            return self[name]
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            try:
+                return self[name]
+            except KeyError:
+                raise AttributeError(name) from None
+
+    return Output(loss=torch.zeros((), device=device))
 
 
 def _refuse_engines(args: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from segue.training.batches import mapped, part_for
 
 if TYPE_CHECKING:
     from segue.training.recipe import Recipe  # which has a guard, and that needs this
+
+
+T = TypeVar("T")
 
 
 class Processes:
@@ -49,6 +52,15 @@ class Processes:
         here = values.to(self.device)
         torch.distributed.all_reduce(here)
         return here.to(values.device)
+
+    def of_first(self, value: T) -> T:
+        """Return, in all processes, the value of the first."""
+        if self.world == 1:
+            return value
+        held: list[Any] = [value]
+        torch.distributed.broadcast_object_list(held, src=0)
+        found: T = held[0]
+        return found
 
     def first(self, text: str | None) -> str | None:
         """Return, in all processes, what the first process that has something to say says."""

@@ -114,7 +114,7 @@ def held(cache: Any) -> int:
     """Count the bytes that the states of a cache keep alive."""
     layers = [layer for layer in cache.layers if isinstance(layer, StateLayer)]
     assert layers
-    tensors = [x for layer in layers for x in (*layer.state.values(), *layer.pending.values())]
+    tensors = [x for layer in layers for x in (*layer.state.values(), *layer.pending.values()) if isinstance(x, Tensor)]
     return sum(storage.nbytes() for storage in {x.data_ptr(): x.untyped_storage() for x in tensors}.values())
 
 
@@ -212,7 +212,7 @@ def test_half_precision_decodes_as_it_reads(name):
     cache = DynamicCache(config=model.config)
     pieces = logits(model, text(), MASK, [4, 20], cache)
     assert pieces.dtype == torch.bfloat16
-    assert {x.dtype for x in cache.layers[0].state.values() if x.is_floating_point()} == {torch.float32}
+    assert {x.dtype for x in cache.layers[0].state.values() if torch.is_tensor(x) and x.is_floating_point()} == {torch.float32}
     torch.testing.assert_close(pieces[MASK.bool()], whole[MASK.bool()], atol=0.1, rtol=0.05)
     assert generated(model, text(), MASK).shape == (3, TURN + NEW)
 
@@ -294,7 +294,19 @@ class Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("name", "more"), [("elu", 0), ("relu", 0), ("hedgehog", 13), ("performer", 15)])
+MORE = {
+    "elu": -3,
+    "relu": -4,
+    "hedgehog": 6,
+    "performer": 10,
+    "gated linear": 17,
+    "gated delta": 13,
+    "window": -9,
+    "windowed": 24,
+}
+
+
+@pytest.mark.parametrize(("name", "more"), MORE.items())
 def test_a_decoding_step_takes_about_as_many_operations_as_the_original(name, more):
     """What decides at short contexts, where operations are small: per layer, compared with softmax and its usual cache."""
     counts = []
@@ -308,6 +320,36 @@ def test_a_decoding_step_takes_about_as_many_operations_as_the_original(name, mo
         counts.append(counted.count)
     layers = len(cache.layers)
     assert counts[1] - counts[0] <= more * layers
+
+
+@one_of_each
+def test_what_a_gradient_or_somebody_else_needs_is_not_written_over(name):
+    """Steps write to the state of a cache, but not to one that a backward needs, of inference mode, or of another cache."""
+    model = converted(name, layers="{0,1}").requires_grad_(False)
+    model.model.layers[1].self_attn.query.requires_grad_(True)  # keys and values have no gradient, and are saved for one
+    expected = None
+    for between in (False, True):
+        cache = DynamicCache(config=model.config)
+        model(text(24), past_key_values=cache)
+        loss = model(text(1, seed=1), past_key_values=cache).logits.square().sum()
+        if between:
+            with torch.no_grad():
+                for seed in range(3):
+                    model(text(1, seed=seed), past_key_values=cache)
+        model.zero_grad()
+        loss.backward()
+        found = model.model.layers[1].self_attn.query.weight.grad.clone()
+        expected = found if expected is None else expected
+        assert torch.equal(found, expected)
+    with torch.inference_mode():
+        cache = DynamicCache(config=model.config)
+        for tokens in (24, 1, 1):
+            model(text(tokens), past_key_values=cache)
+        kept = copy.deepcopy(cache)
+    steps = [text(1, seed=seed) for seed in range(3)]
+    with torch.no_grad():
+        first, again = ([model(step, past_key_values=past).logits for step in steps] for past in (cache, kept))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 # The cache itself

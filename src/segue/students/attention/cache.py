@@ -30,6 +30,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
         self.seen = int(replaced.get_seq_length())
         self.state: State = {}
         self.pending: State = {}  # keys, values and padding that are not yet in the state
+        self.recorded = False  # gradients may need the state as it is
         self.hidden: Tensor | None = None  # (batch,), `_hidden_places` of all tokens so far; None: none is padding
         if self.seen:  # a prefix that another module put there
             self.pending = {"k": replaced.keys[:, :, : self.seen], "v": replaced.values[:, :, : self.seen]}
@@ -67,7 +68,18 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
         if self.pending:
             k, v, token_mask = self.pending["k"], self.pending["v"], self.pending.get("token_mask")
             self.state, self.pending = mixer.update_state(k, v, token_mask, self.state or None), {}
+            self.recorded = torch.is_grad_enabled()
         return self.state
+
+    def step(self, mixer: Mixer, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None) -> Tensor:
+        """Mix one token that follows the state, and go on to the next; mixers write to states that no gradient needs."""
+        records = torch.is_grad_enabled()
+        if self.recorded and not records:
+            self._each(torch.clone)
+        y, self.state = mixer.decode_step(q, k, v, token_mask, self.state)
+        self.recorded = records
+        self.seen += 1
+        return y
 
     def append(self, k: Tensor, v: Tensor, token_mask: Tensor | None, mixer: Mixer) -> None:
         """Add tokens; with gradients, where the state is rarely read, they wait until it is."""
@@ -134,7 +146,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc, no-untyped-call, unused
         )
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.state = {name: change(x) for name, x in self.state.items()}
+        self.state = {name: change(x) if isinstance(x, Tensor) else x for name, x in self.state.items()}
         self.pending = {name: change(x) for name, x in self.pending.items()}
         self.hidden = None if self.hidden is None else change(self.hidden)
 

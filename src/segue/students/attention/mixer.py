@@ -7,11 +7,12 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from segue.errors import StudentError
 from segue.students.attention.spec import Groups
 
-State: TypeAlias = dict[str, Tensor]  # what a causal mixer keeps of the past; every tensor has the batch first
+State: TypeAlias = dict[str, Any]  # what a causal mixer keeps of the past: tensors, which have the batch first, and numbers
 
 CHUNK = 128  # tokens after a state are mixed this many at a time
 EPSILON = 1e-6  # the smallest sum of positive weights that is divided by
@@ -35,7 +36,8 @@ class Mixer(nn.Module):
 
     A causal mixer that generates text with a state of constant size sets `recurrent = True` and defines two more methods:
     `accumulate`, the state after some tokens, and `mix_chunk`, the output of a few tokens that follow a state. `step` does
-    both for one token, and can be overridden where they share work. Nothing else is needed: the attention module
+    both for one token, and can be overridden where they share work; it may write to tensors of the state that it is given,
+    where `may_write` allows it. Nothing else is needed: the attention module
     calls `forward` in training, and `prefill`, `decode_step` and `update_state` with a key/value cache.
     """
 
@@ -72,7 +74,7 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
-        """Mix one token that follows a state; return its output and the next state."""
+        """Mix one token that follows a state, which is lost; return its output and the next state."""
         return self.mix_chunk(q, k, v, token_mask, state), self.accumulate(k, v, token_mask, state)
 
     def forward(
@@ -120,7 +122,7 @@ class Mixer(nn.Module):
         return torch.cat(outputs, dim=2).to(dtype)
 
     def decode_step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
-        """Mix one token that follows a state; return its output and the next state."""
+        """Mix one token that follows a state, which is lost; return its output and the next state."""
         if token_mask is None and q.dtype == k.dtype == v.dtype == torch.float32 and not _autocasts(v):
             return self.step(q, k, v, None, state)
         with _full_precision(v):
@@ -268,6 +270,54 @@ def read_state(q: Tensor, sums: Tensor) -> Tensor:
     return y.view(batch, heads, 1, -1)
 
 
+def apply_linear(linear: nn.Module, x: Tensor) -> Tensor:
+    """Call a projection; for one token a plain one without the call of a module, unless somebody listens to it."""
+    if x.shape[1] != 1 or type(linear) is not nn.Linear or torch.is_grad_enabled() or _is_heard(linear):
+        y: Tensor = linear(x)
+        return y
+    parameters = linear._parameters
+    return F.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
+
+
+def _is_heard(module: nn.Module) -> bool:
+    hooks = torch.nn.modules.module
+    everywhere = hooks._global_forward_hooks or hooks._global_forward_pre_hooks
+    return bool(module._forward_hooks or module._forward_pre_hooks or everywhere)
+
+
+def may_write(x: Tensor) -> bool:
+    """Return whether a step may write to a tensor of the state: plain PyTorch, and no gradient is recorded."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return torch.is_inference_mode_enabled() or not x.is_inference()
+
+
+def add_outer(sums: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Add the outer product of one token, (batch, heads, 1, features) and (batch, heads, 1, n), in the place of the sums."""
+    return sums.addcmul_(k.mT, v) if may_write(sums) else torch.addcmul(sums, k.mT, v)
+
+
+def join_heads(q: Tensor, k: Tensor) -> Tensor:
+    """Return the queries and keys of one token as one tensor, which they are the parts of after a rotation."""
+    whole, heads = q._base, q.shape[1]
+    if whole is None or whole is not k._base or whole.shape != (q.shape[0], heads + k.shape[1], 1, q.shape[3]):
+        return torch.cat([q, k], dim=1)
+    ahead = k.storage_offset() - q.storage_offset() == heads * whole.stride(1)
+    same = q.storage_offset() == whole.storage_offset() and q.stride() == k.stride() == whole.stride()
+    return whole if ahead and same else torch.cat([q, k], dim=1)
+
+
+def of_each_head(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+    """Multiply one token, (batch, heads, 1, n), by the weight of each head, (heads, n, m), and add (heads, 1, m or 1).
+
+    One product for each head, not for each sequence: that would copy the weights.
+    """
+    weight, alone = weight.to(x.dtype), x.shape[0] == 1
+    x = x.squeeze(0) if alone else x.squeeze(2).transpose(0, 1)
+    y = torch.bmm(x, weight) if added is None else torch.baddbmm(added.to(x.dtype), x, weight)
+    return y.unsqueeze(0) if alone else y.transpose(0, 1).unsqueeze(2)
+
+
 def full_mask(like: Tensor) -> Tensor:
     """Return the token mask of (batch, heads, tokens, head size) without padding."""
     return torch.ones(like.shape[0], like.shape[2], dtype=torch.bool, device=like.device)
@@ -305,6 +355,8 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 def append_ones(v: Tensor) -> Tensor:
     """Append a column of ones to values, so that one product sums both the values and their weights."""
+    if v.dim() == 4 and v.shape[2] == 1:
+        return F.pad(v, (0, 1), value=1.0)
     return torch.cat([v, v.new_ones((*v.shape[:-1], 1))], dim=-1)
 
 

@@ -27,7 +27,17 @@ from segue.students.attention.masks import (
     without_bias,
     wrong_length,
 )
-from segue.students.attention.mixer import Mixer, NoWeights, Sinks, mix_groups, not_across, not_causal, places_in, repeat_heads
+from segue.students.attention.mixer import (
+    Mixer,
+    NoWeights,
+    Sinks,
+    apply_linear,
+    mix_groups,
+    not_across,
+    not_causal,
+    places_in,
+    repeat_heads,
+)
 from segue.students.attention.proof import prove_call
 from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection
 from segue.students.initialisation import CopyMatching, Initialisation, Original
@@ -210,8 +220,7 @@ class Attention(nn.Module):
         elif call.cache is None:
             y = self._mix(q, k, v, call, self.causal if call.causal is None else call.causal)
         elif (layer := self._layer_to_continue(call)) is not None:
-            y, layer.state = self.mixer.decode_step(q, k, v, None, layer.state)
-            layer.seen += 1
+            y = layer.step(self.mixer, q, k, v, None)
         elif self.causal and call.causal is not False and self._keeps_a_state(call):
             y = self._mix_with_state(q, k, v, call)
         else:
@@ -231,7 +240,7 @@ class Attention(nn.Module):
             shares = self.gate(x).sigmoid()
             y = y * (shares if shares.shape == y.shape else shares.repeat_interleave(y.shape[-1] // self.heads, dim=-1))
         if (output := self.output) is not None:
-            y = output(y)
+            y = apply_linear(output, y)
             y = self.output_dropout(y) if self.output_dropout.p else y
         return y
 
@@ -241,13 +250,13 @@ class Attention(nn.Module):
         for_queries, for_keys, shared = (x, x, None) if self.latent is None else self.latent(x)
         if kept is None:
             for_keys = for_keys if call.keys is None else call.keys
-            v = _split(self.value(for_keys if call.values is None else call.values), self.key_heads)
-            k = v if key is None else _split(key(for_keys), self.key_heads)
+            v = _split(apply_linear(self.value, for_keys if call.values is None else call.values), self.key_heads)
+            k = v if key is None else _split(apply_linear(key, for_keys), self.key_heads)
             if shared is not None and key is not None:
                 k = torch.cat([k, shared[:, None].expand(-1, self.key_heads, -1, -1)], dim=-1)
         else:
             k, v = kept
-        q = repeat_heads(v, self.heads) if query is None else _split(query(for_queries), self.heads)
+        q = repeat_heads(v, self.heads) if query is None else _split(apply_linear(query, for_queries), self.heads)
         rotates = call.rotary is not None and query is not None and key is not None
         if rotates and self.settings["norm_after_rotation"]:
             q, k = self.interface.rotate(q, k, call.rotary)
@@ -372,9 +381,7 @@ class Attention(nn.Module):
             token_mask = None  # a chunk has a mask even without padding, a padded batch for each token; both are slower with it
         state = layer.current(self.mixer)
         if state and tokens == 1:
-            y, layer.state = self.mixer.decode_step(q, k, v, token_mask, state)
-            layer.seen = seen
-            return y
+            return layer.step(self.mixer, q, k, v, token_mask)
         y = self.mixer.prefill(q, k, v, token_mask, state)
         layer.append(k, v, token_mask, self.mixer)
         return y

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segue.students.attention.mixer import Mixer, State, read_state, repeat_heads
+from segue.students.attention.mixer import Mixer, State, add_outer, may_write, read_state, repeat_heads
 from segue.students.attention.mixers.blocks import join, split
 from segue.students.attention.mixers.linear import FeatureMap, feature_map, map_both
 from segue.students.attention.spec import AttentionSpec
@@ -67,7 +67,7 @@ class Gates(nn.Module):
         if token_mask is not None:
             padding = ~token_mask[:, None, :, None]
             stays, write = stays.masked_fill(padding, 1.0), write.masked_fill(padding, 0.0)
-        return stays, write, 2 * output
+        return stays, write, output + output
 
     def _linear(self, v: Tensor) -> Tensor:
         """Return what the sigmoids are taken of, (batch, rows, tokens, 1)."""
@@ -106,6 +106,10 @@ class GatedMixer(Mixer):
         """Give features the length that the recurrence needs."""
         return features
 
+    def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Do the same for the queries and keys of one token."""
+        return map_both(self.of_queries, self.of_keys, q, k)
+
     def written(self, k: Tensor, v: Tensor, write: Tensor, logs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what is written at each key, and what reads from the state before the chunk how much of it is known there.
 
@@ -138,9 +142,10 @@ class GatedMixer(Mixer):
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         stays, write, output = self.gates.of_one(v, token_mask)
-        q, k = (self.scaled(x) for x in map_both(self.of_queries, self.of_keys, q, k))
-        faded = state["memory"] * stays
-        memory = torch.addcmul(faded, k.mT, self.write_one(k, v, write, faded))
+        q, k = self.both(q, k)
+        memory = state["memory"]
+        faded = memory.mul_(stays) if may_write(memory) else memory * stays
+        memory = add_outer(faded, k, self.write_one(k, v, write, faded))
         y = self.finish(read_state(q, memory))
         return y * (self.value_scale.to(y.dtype) * output), {"memory": memory}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from segue.border import checked
-from segue.students.attention.mixer import Mixer, read_state
+from segue.students.attention.mixer import Mixer, join_heads
 from segue.students.attention.mixers.gated import GatedMixer, fading
 from segue.students.attention.mixers.linear import FeatureMap
 from segue.students.attention.module import Operator
@@ -24,6 +24,11 @@ class GatedDeltaNetMixer(GatedMixer):
     def scaled(self, features: Tensor) -> Tensor:
         return F.normalize(features, dim=-1, eps=1e-6)
 
+    def both(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = super().both(q, k)
+        q, k = self.scaled(join_heads(q, k)).split_with_sizes([q.shape[1], k.shape[1]], 1)
+        return q, k
+
     def written(self, k: Tensor, v: Tensor, write: Tensor, logs: Tensor) -> tuple[Tensor, Tensor | None]:
         # u_t = b_t (v_t - what the state holds at k_t): its own chunk's part is a triangular system (the UT transform)
         known = write * (k @ k.transpose(-1, -2)) * fading(logs)
@@ -32,7 +37,8 @@ class GatedDeltaNetMixer(GatedMixer):
         return u[..., : v.shape[-1]], u[..., v.shape[-1] :]
 
     def write_one(self, k: Tensor, v: Tensor, write: Tensor, faded: Tensor) -> Tensor:
-        return write * (v - read_state(k, faded))
+        known = torch.baddbmm(v.flatten(0, 1), k.flatten(0, 1), faded.flatten(0, 1), alpha=-1)
+        return known.view(v.shape) * write
 
 
 @checked

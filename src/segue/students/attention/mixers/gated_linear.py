@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from segue.border import checked
@@ -23,7 +24,7 @@ class GatedLinearMixer(GatedMixer):
         return append_ones(v) * write, None
 
     def write_one(self, k: Tensor, v: Tensor, write: Tensor, faded: Tensor) -> Tensor:
-        return append_ones(v) * write
+        return torch.cat([v * write, write], dim=-1)
 
     def finish(self, y: Tensor) -> Tensor:
         return normalise(y)

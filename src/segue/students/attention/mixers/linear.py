@@ -12,7 +12,17 @@ from torch.nn import functional as F
 
 from segue.border import checked
 from segue.errors import StudentError
-from segue.students.attention.mixer import Mixer, State, append_ones, normalise, read_state, repeat_heads
+from segue.students.attention.mixer import (
+    Mixer,
+    State,
+    add_outer,
+    append_ones,
+    join_heads,
+    normalise,
+    of_each_head,
+    read_state,
+    repeat_heads,
+)
 from segue.students.attention.mixers.blocks import causal_sums
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
@@ -39,10 +49,7 @@ class Hedgehog(nn.Module):
         return self.features(self.project(x))
 
     def project(self, x: Tensor) -> Tensor:
-        weight = self.weight.to(x.dtype)
-        if x.shape[2] == 1 < x.shape[0]:  # one product for each head, not for each sequence: that would copy the weights
-            return torch.bmm(x.squeeze(2).transpose(0, 1), weight).transpose(0, 1).unsqueeze(2)
-        return x @ weight
+        return x @ self.weight.to(x.dtype) if x.shape[2] != 1 else of_each_head(x, self.weight)
 
     @staticmethod
     def features(y: Tensor) -> Tensor:
@@ -69,6 +76,9 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return F.elu(x) + 1
 
 
+BY_NUMBER = (elu_plus_one, F.relu)  # maps that look at nothing else
+
+
 def feature_map(kind: FeatureMap, heads: int, head_size: int) -> nn.Module:
     """Build the map from queries or keys to non-negative features.
 
@@ -92,12 +102,14 @@ def feature_map(kind: FeatureMap, heads: int, head_size: int) -> nn.Module:
 
 def map_both(of_queries: nn.Module, of_keys: nn.Module, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Map the queries and keys of one token, in fewer operations than one after the other."""
-    if isinstance(of_queries, FixedMap) and isinstance(of_keys, FixedMap):
-        return of_queries.function(q), of_keys.function(k)
-    if not (isinstance(of_queries, Hedgehog) and isinstance(of_keys, Hedgehog)):
+    heads = [q.shape[1], k.shape[1]]
+    if isinstance(of_queries, Hedgehog) and isinstance(of_keys, Hedgehog):
+        both = Hedgehog.features(torch.cat([of_queries.project(q), of_keys.project(k)], dim=1))
+    elif isinstance(of_queries, FixedMap) and of_queries.function in BY_NUMBER:
+        both = of_queries(join_heads(q, k))
+    else:
         return of_queries(q), of_keys(k)
-    both = Hedgehog.features(torch.cat([of_queries.project(q), of_keys.project(k)], dim=1))
-    q, k = both.split_with_sizes([q.shape[1], k.shape[1]], 1)
+    q, k = both.split_with_sizes(heads, 1)
     return q, k
 
 
@@ -141,7 +153,7 @@ class LinearMixer(Mixer):
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         q, k = map_both(self.of_queries, self.of_keys, q, k)
-        sums = torch.addcmul(state["sums"], _without_padding(k, token_mask).mT, append_ones(v))
+        sums = add_outer(state["sums"], _without_padding(k, token_mask), append_ones(v))
         return normalise(read_state(q, sums)), {"sums": sums}
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from segue.students.attention.mixer import Mixer, State, additive_mask, full_mask, tail
+from segue.students.attention.mixer import Mixer, State, additive_mask, append_ones, full_mask, may_write, tail
 from segue.students.attention.mixers.blocks import distances, neighbours, reach, split, within
 
 SMALLEST_BLOCK = 64  # so that products of narrow windows are worth their overhead
@@ -95,11 +95,13 @@ class WindowMixer(Mixer):
     """What mixers with a window share: softmax over the tokens less than `window` away and the first `sink_tokens`.
 
     The state has `k` and `v` of the sinks, then of the last `window` others. Where there is padding it also has `mask`, and as
-    many slots as there can be sinks, though some may be empty.
+    many slots as there can be sinks, though some may be empty. Where steps write each token in the place of the oldest, the
+    window is a ring, and `turn` says how many tokens of it are before the oldest.
     """
 
     supports_causal = True
     recurrent = True
+    ring_of_ones = False  # values in a ring have a column of ones more
 
     def __init__(self, window: int, sink_tokens: int) -> None:
         super().__init__()
@@ -110,7 +112,8 @@ class WindowMixer(Mixer):
 
     def _slide(self, k: Tensor, v: Tensor, state: State) -> tuple[State, Tensor | None, Tensor | None]:
         """Do the same for one token without padding, in few operations; return the token that leaves the window beside it."""
-        old_k, old_v, sinks = state["k"], state["v"], self.sink_tokens
+        state, sinks = self._in_order(state), self.sink_tokens
+        old_k, old_v = state["k"], state["v"]
         if old_k.shape[2] < sinks + self.window:
             return {"k": torch.cat([old_k, k], 2), "v": torch.cat([old_v, v], 2)}, None, None
         sizes = [sinks, 1, old_k.shape[2] - sinks - 1]
@@ -120,9 +123,41 @@ class WindowMixer(Mixer):
         )
         return {"k": torch.cat([first_k, rest_k, k], 2), "v": torch.cat([first_v, rest_v, v], 2)}, last_k, last_v
 
+    def _ring(self, state: State) -> State | None:
+        """Return a state with a full window as one whose oldest token may be written over; None where none may."""
+        k, v = state["k"], state["v"]
+        if k.shape[2] < self.sink_tokens + self.window or "mask" in state or not may_write(k):
+            return None
+        if "turn" in state:
+            return state
+        v = append_ones(v) if self.ring_of_ones else v.clone(memory_format=torch.contiguous_format)  # others may have the old
+        return {**state, "k": k.clone(memory_format=torch.contiguous_format), "v": v, "turn": 0}
+
+    def _oldest(self, ring: State) -> tuple[Tensor, Tensor]:
+        """Return the key and value that the next token takes the place of."""
+        place = self.sink_tokens + ring["turn"]
+        return ring["k"].narrow(2, place, 1), ring["v"].narrow(2, place, 1)
+
+    def _turned(self, ring: State) -> State:
+        """Return a ring after one token was written to it."""
+        return {**ring, "turn": (ring["turn"] + 1) % self.window}
+
+    def _in_order(self, state: State) -> State:
+        """Return a state whose tokens are in the order of the text."""
+        if (turn := state.get("turn")) is None:
+            return state
+        sizes = [self.sink_tokens, turn, self.window - turn]
+        k, v = (
+            torch.cat([sinks, old, new], 2)
+            for sinks, new, old in (state[name].split_with_sizes(sizes, 2) for name in ("k", "v"))
+        )
+        kept = {name: x for name, x in state.items() if name != "turn"}
+        return {**kept, "k": k, "v": v[..., :-1] if self.ring_of_ones else v}
+
     def _join(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> Slots:
         """Join the tokens of a state with new ones."""
         new, mask = k.shape[2], token_mask
+        state = None if state is None else self._in_order(state)
         if mask is not None or (state is not None and "mask" in state):
             mask = full_mask(k) if mask is None else mask
             past = {"k": k[:, :, :0], "v": v[:, :, :0]} if state is None else state

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from segue.border import PositiveInt, checked
-from segue.students.attention.mixer import Mixer, State, append_ones, normalise, read_state, repeat_heads
+from segue.students.attention.mixer import (
+    Mixer,
+    State,
+    add_outer,
+    append_ones,
+    join_heads,
+    normalise,
+    read_state,
+    repeat_heads,
+)
 from segue.students.attention.mixers.blocks import causal_sums_in_logs
 from segue.students.attention.module import Operator
 from segue.students.attention.spec import AttentionSpec
@@ -56,38 +64,44 @@ class PerformerMixer(Mixer):
         q, (k, logs) = self._query_features(q), self._key_features(k, token_mask)
         heads = q.shape[1]
         here = causal_sums_in_logs(q, *(repeat_heads(x, heads) for x in (k, append_ones(v), logs)))
-        before = q @ repeat_heads(state["sums"], heads)
+        before = q @ repeat_heads(state["sums"].mT, heads)
         largest, past = repeat_heads(_finite(logs.cummax(2).values), heads), repeat_heads(state["largest"], heads)
         joint = torch.maximum(largest, past)
         return normalise(here * (largest - joint).exp() + before * (past - joint).exp(), LEAST)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         heads, sums, largest = q.shape[1], state["sums"], state["largest"]
-        both = F.linear(torch.cat([q, k], dim=1) * self.root_scale, self.directions.to(q.dtype))
-        of_keys = both[:, heads:].sub_(k.square().sum(-1, keepdim=True), alpha=self.root_scale**2 / 2)
-        if token_mask is not None:
-            of_keys.masked_fill_(~token_mask[:, None, :, None], -torch.inf)
+        both = self._log_features(join_heads(q, k))  # (batch, heads + key heads, 1, features)
         logs = both.detach().amax(-1, keepdim=True)
         of_keys = logs[:, heads:]
-        if not _none_above(of_keys, largest):
-            largest = torch.maximum(of_keys, largest)
-            sums = sums * (state["largest"] - largest).exp()
+        if token_mask is not None:
+            both[:, heads:].masked_fill_(~token_mask[:, None, :, None], -torch.inf)
+            of_keys.masked_fill_(~token_mask[:, None, :, None], -torch.inf)
+        new = torch.maximum(of_keys, largest)
+        if not _same(new, largest):
+            sums, largest = sums * (largest - new).exp(), new
         of_keys.copy_(largest)
-        q, k = (
-            both.sub_(logs).exp_().split_with_sizes([heads, k.shape[1]], 1)
-        )  # divided by their largest, by that of all keys so far
-        sums = torch.addcmul(sums, k.mT, append_ones(v))
-        return normalise(read_state(q, sums), LEAST), {"sums": sums, "largest": largest}
+        both = both.sub_(logs).exp_()  # divided by their largest, by that of all keys so far
+        q, k = both.split_with_sizes([heads, k.shape[1]], 1)
+        sums = add_outer(sums, append_ones(v), k)  # (batch, key heads, head size + 1, features): more features, longer rows
+        return normalise(read_state(q, sums.mT), LEAST), {"sums": sums, "largest": largest}
 
     def accumulate(self, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> State:
         k, logs = self._key_features(k, token_mask)
         largest = _finite(logs.amax(2, keepdim=True))  # (batch, key heads, 1, 1)
         if state is not None:
             largest = torch.maximum(largest, state["largest"])
-        sums = k.transpose(-1, -2) @ (append_ones(v) * (logs - largest).exp())
+        sums = (append_ones(v) * (logs - largest).exp()).transpose(-1, -2) @ k
         if state is not None:
             sums = sums + state["sums"] * (state["largest"] - largest).exp()
         return {"sums": sums, "largest": largest}
+
+    def _log_features(self, x: Tensor) -> Tensor:
+        """Return the logarithms of the features of one token, in few operations; also of queries, where the norm cancels."""
+        rows, scale = x.flatten(0, 2), self.root_scale
+        norms = rows.square().sum(-1, keepdim=True)
+        logs = torch.addmm(norms, rows, self.directions.to(x.dtype).T, beta=-(scale**2) / 2, alpha=scale)
+        return logs.view(*x.shape[:3], -1)
 
     def _query_features(self, q: Tensor) -> Tensor:
         """Return features divided by the largest: factors that all features share cancel."""
@@ -104,9 +118,9 @@ class PerformerMixer(Mixer):
         return k, logs if token_mask is None else logs.masked_fill(~token_mask[:, None, :, None], -torch.inf)
 
 
-def _none_above(logs: Tensor, largest: Tensor) -> bool:
-    """Return whether no logarithm is above the largest so far, where that can be asked without waiting for a device."""
-    return not torch.compiler.is_compiling() and logs.device.type == "cpu" and not bool((logs > largest).any())
+def _same(logs: Tensor, largest: Tensor) -> bool:
+    """Return whether the largest stay what they were, where that can be asked without waiting for a device."""
+    return not torch.compiler.is_compiling() and logs.device.type == "cpu" and torch.equal(logs, largest)
 
 
 def _finite(logs: Tensor) -> Tensor:

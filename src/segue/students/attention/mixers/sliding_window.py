@@ -78,8 +78,14 @@ class SlidingWindowMixer(WindowMixer):
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         if token_mask is not None or "mask" in state or self.ablated is not None:
             return super().step(q, k, v, token_mask, state)
-        state, _, _ = self._slide(k, v, state)  # all of it is near
-        key_heads, k, v = k.shape[1], state["k"], state["v"]
+        if (ring := self._ring(state)) is None:
+            state, _, _ = self._slide(k, v, state)
+        else:
+            oldest_k, oldest_v = self._oldest(ring)
+            oldest_k.copy_(k)
+            oldest_v.copy_(v)
+            state = self._turned(ring)
+        key_heads, k, v = k.shape[1], state["k"], state["v"]  # all of it is near
         grouped = group_heads(q, key_heads)
         if self.softcap is None and self.sinks is None:
             y = F.scaled_dot_product_attention(grouped, k, v, scale=self.scale)

@@ -14,10 +14,12 @@ from segue.gates import Noise
 from segue.students.attention.mixer import (
     Mixer,
     State,
+    add_outer,
     append_ones,
     group_heads,
     masked_softmax,
     normalise,
+    of_each_head,
     read_state,
     repeat_heads,
 )
@@ -41,6 +43,7 @@ class WindowedLinearMixer(WindowMixer):
     """
 
     branches = ("sinks", "window", "far")
+    ring_of_ones = True
     kept: Tensor | None  # (heads,), False where this step leaves the window out
 
     def __init__(self, settings: WindowedLinear, heads: int, key_heads: int, head_size: int, scale: float) -> None:
@@ -129,17 +132,36 @@ class WindowedLinearMixer(WindowMixer):
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         if token_mask is not None or "mask" in state or self.ablated is not None or self.far is None:
             return super().step(q, k, v, token_mask, state)
+        if (ring := self._ring(state)) is not None:
+            return self._step_in_ring(q, k, v, ring)
         sums = state["sums"]
         state, left_k, left_v = self._slide(k, v, state)  # all of it is near but for what is in the sums
         if left_k is None or left_v is None:
             features = self.of_queries(q)
         else:
             features, of_left = map_both(self.of_queries, self.of_keys, q, left_k)
-            sums = torch.addcmul(sums, of_left.mT, append_ones(left_v))
+            sums = add_outer(sums, of_left, append_ones(left_v))
         near = F.scaled_dot_product_attention(group_heads(q, k.shape[1]), state["k"], state["v"], scale=self.scale)
         far = read_state(features * self._factor(q), sums)
         values, mass = far.split_with_sizes([v.shape[3], 1], -1)
         return (near.reshape(values.shape) + values) / (mass + 1), {**state, "sums": sums}
+
+    def _step_in_ring(self, q: Tensor, k: Tensor, v: Tensor, ring: State) -> tuple[Tensor, State]:
+        """Do the same in place, in few operations."""
+        batch, key_heads, _, size = v.shape
+        oldest_k, oldest_v = self._oldest(ring)
+        features, of_oldest = map_both(self.of_queries, self.of_keys, q, oldest_k)
+        sums = ring["sums"].addcmul_(of_oldest.mT, oldest_v)
+        oldest_k.copy_(k)
+        oldest_v.narrow(3, 0, size).copy_(v)
+        log_far = self.log_far.to(q.dtype).view(-1, 1, 1)
+        factor = of_each_head(q, self.far_of_queries, log_far).clamp_max_(LARGEST_LOG).exp_()
+        grouped = batch * key_heads, q.shape[1] // key_heads, -1
+        scores = torch.baddbmm(log_far[:1], q.reshape(grouped), ring["k"].flatten(0, 1).mT, beta=0, alpha=self.scale)
+        y = torch.bmm((features * factor).view(grouped), sums.flatten(0, 1))
+        y = y.baddbmm_(scores.softmax(-1), ring["v"].flatten(0, 1)).view(batch, q.shape[1], 1, -1)
+        values, mass = y.split_with_sizes([size, 1], 3)  # that of the near ones is 1
+        return values / mass, self._turned(ring)
 
     def _evict(self, k: Tensor, v: Tensor, mask: Tensor | None, state: State | None) -> State:
         """Add the tokens that leave the window to the sums."""
