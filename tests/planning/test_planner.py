@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import segue
+from segue.diagnostics.counting import flops
 from segue.errors import DataError, PlanError, StudentError
 from segue.planning import Frontier, Quality, Saving, damage, planner
 from segue.students import Drop, LinearAttention, NarrowMlp, SlidingWindow
@@ -255,6 +256,14 @@ def test_damage_is_measured_on_other_batches_than_the_fit(monkeypatch):
     both = segue.plan_replacement(model, batches, settings["candidates"], **wanted)
     assert any(batch is batches[0] for batch in seen)  # nothing is left for the fit alone
     assert one.spent["inputs"] < both.spent["inputs"]
+
+
+@pytest.mark.filterwarnings("ignore:operations are counted without those of aten..linalg_pinv")  # of the ridge regression
+@pytest.mark.parametrize(("case", "saves"), [(cases.vit_parts, "flops"), (cases.llama, "cache_bytes")])
+def test_what_it_says_to_have_spent_is_what_it_spends(case, saves):
+    kept = []
+    counted = flops(lambda: kept.append(planned(case, Quality(kl=99.0, saves=saves), fit_steps=8)))
+    assert 0.9 < kept[0].spent["flops"] / counted < 1.1
 
 
 def test_a_folder_of_another_plan_is_refused(tmp_path):

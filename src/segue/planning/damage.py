@@ -157,6 +157,11 @@ def pairs_of(options: Sequence[Option]) -> list[tuple[Option, Option]]:
     return [(a, b) for i, a in enumerate(options) for b in options[i + 1 :] if a[0] != b[0]]
 
 
+def swaps(options: Sequence[Option]) -> list[tuple[Option, ...]]:
+    """Return all options alone, and all pairs of them at different sites."""
+    return [*((option,) for option in options), *pairs_of(options)]
+
+
 def from_swaps(options: Sequence[Option], measured: dict[tuple[Option, ...], float]) -> Tensor:
     """Return the matrix that single swaps and pairs of them explain exactly, where there is no forward-mode product."""
     place = {option: i for i, option in enumerate(options)}
