@@ -13,21 +13,24 @@ import torch
 
 from experiments.planner import report
 from experiments.planner.planners import rank, subsets
-from experiments.planner.studies import STUDIES, Study, evaluated, trained, training_flops
+from experiments.planner.studies import STUDIES, Study, convert_flops, evaluated, trained, training_flops
 from segue.sites import select
+
+RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
     """Run one part of the study; what is in its file already is not repeated."""
     options = _options()
     torch.set_num_threads(1)
-    folder = Path(options.out)
+    folder = Path(options.out or (RESULTS if options.part == "report" else "runs/planner"))
     folder.mkdir(parents=True, exist_ok=True)
     if options.part == "report":
         for name in STUDIES:
             if (folder / f"{name}_ranks.jsonl").exists() and (folder / f"{name}_truth.jsonl").exists():
-                print(f"## {name}\n\n{report.table(folder, name, options.measure)}\n")
-                report.draw(folder, name, folder / f"{name}.png", options.measure)
+                print(f"## {name}", report.about(folder, name, options.measure), sep="\n\n", end="\n\n")
+                print(report.table(folder, name, options.measure), end="\n\n")
+                report.draw(folder, name, Path(options.figures) / f"planner-{name}.png", options.measure)
         return
     given = {name: getattr(options, name) for name in ("model", "data", "test") if getattr(options, name)}
     limits = {} if options.steps is None else {"steps": options.steps}
@@ -39,7 +42,8 @@ def _options() -> Any:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=["truth", "rank", "report"])
     parser.add_argument("study", nargs="?", choices=[*STUDIES], default="drop")
-    parser.add_argument("--out", default="runs/planner", help="Folder of the results.")
+    parser.add_argument("--out", help="Folder of the results; by default runs/planner, and of a report the committed ones.")
+    parser.add_argument("--figures", default="runs/planner", help="Folder of the figures.")
     parser.add_argument("--model", help="Folder of the pretrained model.")
     parser.add_argument("--data", help="Text, or TSV file to train on.")
     parser.add_argument("--test", help="TSV file to evaluate on.")
@@ -91,8 +95,9 @@ def _rank(study: Study, folder: Path, options: Any) -> None:
         for name, ranking in found.items():
             scores = {" ".join(map(str, subset)): round(score, 6) for subset, score in ranking.scores.items()}
             rankings[name] = {**dataclasses.asdict(ranking), "scores": scores}
+        line = {"seed": seed, "convert": convert_flops(study), "rankings": rankings}
         with path.open("a", encoding="utf-8") as file:
-            file.write(f"{json.dumps({'seed': seed, 'rankings': rankings})}\n")
+            file.write(f"{json.dumps(line)}\n")
         print(f"seed {seed}: {', '.join(rankings)}", flush=True)
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import segue
+from segue.convert import recipes
+from segue.convert.options import Conversion
 from segue.data.digits import Digits
 from segue.data.tsv import Tsv
 from segue.diagnostics.costs import cost
@@ -43,6 +45,7 @@ class Study:
     train_mode: str = "students"  # what trains: the students, or all where they have no weights
     budget: Budget = field(default_factory=lambda: Frontier(saves="parameters"))
     cost_batch: Any = None  # whose costs the plan is told; by default a batch to plan on
+    convert_batch: Batch | None = None  # of a default conversion; by default eight examples to train on
     known: dict[int, Tensor] = field(default_factory=dict)  # what the original predicts for held-out batches
 
     def planning_batches(self, seed: int, count: int) -> list[Any]:
@@ -234,3 +237,11 @@ def training_flops(study: Study, chosen: tuple[str, ...]) -> float:
     """Count the operations of one training of a subset."""
     batch = next(iter(study.train))
     return cost(study.model, plan_of(study, chosen, 0), batch, total_steps=study.steps, loss_fn=loss).flops
+
+
+def convert_flops(study: Study) -> float:
+    """Count the operations of `segue convert` with its defaults, on all sites."""
+    method = recipes.METHODS["causal"] if study.name == "stories" else recipes.METHOD
+    plan = segue.methods.ALL[method](sites=study.sites, student=study.student, train=study.train_mode)
+    batch = study.convert_batch or {name: x[: Conversion.batch] for name, x in next(iter(study.train)).items()}
+    return cost(study.model, plan, batch, total_steps=recipes.STEPS, loss_fn=loss).flops
