@@ -64,7 +64,6 @@ def _truth(study: Study, folder: Path, options: Any) -> None:
     if any(line["steps"] != study.steps for line in lines):
         raise SystemExit(f"{path} has trainings of {lines[0]['steps']} steps, not of {study.steps}: give another --out.")
     known = {(tuple(line["subset"]), line["seed"]) for line in lines}
-    operations = {len(line["subset"]): line["flops"] for line in lines}
     everything = subsets(len(names))
     order = [subset for pair in zip(everything, reversed(everything), strict=True) for subset in pair]
     waiting = [(s, seed) for seed in range(options.seeds) for s in ((), *dict.fromkeys(order)) if (s, seed) not in known]
@@ -73,11 +72,8 @@ def _truth(study: Study, folder: Path, options: Any) -> None:
         chosen = tuple(names[i] for i in subset)
         model = trained(study, chosen, seed) if subset else study.model
         seconds = round(time.perf_counter() - begun, 1)
-        size = len(subset)
-        if size not in operations:  # sites are equally large
-            operations[size] = training_flops(study, chosen) if subset else 0.0
         found = {name: round(value, 7) for name, value in evaluated(study, model).items()}
-        line = {"subset": subset, "seed": seed, "steps": study.steps, **found, "seconds": seconds, "flops": operations[size]}
+        line = {"subset": subset, "seed": seed, "steps": study.steps, **found, "seconds": seconds}
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
         print(line, flush=True)
@@ -95,7 +91,9 @@ def _rank(study: Study, folder: Path, options: Any) -> None:
         for name, ranking in found.items():
             scores = {" ".join(map(str, subset)): round(score, 6) for subset, score in ranking.scores.items()}
             rankings[name] = {**dataclasses.asdict(ranking), "scores": scores}
-        line = {"seed": seed, "convert": convert_flops(study), "rankings": rankings}
+        names = tuple(site.name for site in select(study.model, study.sites))
+        counted = {"training": training_flops(study, names), "convert": convert_flops(study)}
+        line = {"seed": seed, **counted, "rankings": rankings}
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
         print(f"seed {seed}: {', '.join(rankings)}", flush=True)

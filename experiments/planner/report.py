@@ -129,8 +129,7 @@ def _deviation(a: dict[int, Counter[Subset]], b: dict[int, Counter[Subset]], spr
 def table(folder: Path, study: str, measure: str = "kl") -> str:
     """Format the comparison as Markdown."""
     rows = compare(folder, study, measure)
-    complete = max(line["flops"] for line in read(folder / f"{study}_truth.jsonl"))
-    convert = read(folder / f"{study}_ranks.jsonl")[0]["convert"]
+    first = read(folder / f"{study}_ranks.jsonl")[0]
     sizes = list(rows[0]["regret"])
     headings = ["planner", "Spearman", "within a size", *(f"regret, {size}" for size in sizes), "mean", "beyond the smallest",
                 "inputs", "FLOPs", "/ training", "/ convert"]  # fmt: skip
@@ -147,8 +146,8 @@ def table(folder: Path, study: str, measure: str = "kl") -> str:
                 f"{row['beyond']:.4f}{interval}",
                 f"{row['inputs']:,.0f}",
                 f"{row['flops']:.2g}" if row["flops"] else "0",
-                f"{row['flops'] / complete:.3f}",
-                f"{row['flops'] / convert:.4f}",
+                f"{row['flops'] / first['training']:.3f}",
+                f"{row['flops'] / first['convert']:.4f}",
             ]
         )
     return "\n".join(f"| {' | '.join(row)} |" for row in (headings, ["---"] * len(headings), *cells))

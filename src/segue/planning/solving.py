@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from segue.planning.prediction import Prediction
 FEW = 50_000  # choices that are all tried
 SECONDS = 20.0  # for one solution by milp
 FRONTIER_SECONDS = 60.0  # for all points of a frontier together
+
+Row = tuple[dict[int, float], float]  # terms by their place, and the most that they may add up to
 
 
 @checked
@@ -158,16 +160,10 @@ class Problem:
         except ImportError:
             raise MissingExtraError("planning needs scipy.", "It is not installed.", "pip install 'segue[lab]'") from None
         p, count = self.prediction, len(self.options)
-        pairs = [(i, j) for i, j in product(range(count), repeat=2) if i < j and float(p.pairs[i, j]) != 0.0]
+        pairs = [(i, j) for i, j in combinations(range(count), 2) if self.options[i][0] != self.options[j][0]]
         width = count + len(pairs)
         damage = np.concatenate([p.singles.numpy(), [float(p.pairs[i, j]) for i, j in pairs]])
-        rows: list[tuple[dict[int, float], float]] = [(dict.fromkeys(here, 1.0), 1.0) for here in self.at.values()]
-        for place, (i, j) in enumerate(pairs, start=count):
-            if damage[place] < 0:  # the product may be at most each factor
-                rows += [({place: 1.0, i: -1.0}, 0.0), ({place: 1.0, j: -1.0}, 0.0)]
-            else:  # and at least their sum less 1
-                rows.append(({place: -1.0, i: 1.0, j: 1.0}, 1.0))
-        rows += [({i: float(v) for i, v in enumerate(values)}, limit) for values, limit in limits]
+        rows = self._rows(pairs, limits)
         rows += [] if most is None else [(dict(enumerate(damage.tolist())), most)]
         places = [(row, column, value) for row, (terms, _) in enumerate(rows) for column, value in terms.items()]
         matrix = sparse.csr_array(
@@ -195,6 +191,29 @@ class Problem:
         return Solution(
             known[best], max(0.0, scores[best] - (max(0.0, least) if saves is None else least))
         )  # no damage is below 0
+
+    def _rows(self, pairs: Sequence[tuple[int, int]], limits: Sequence[tuple[Tensor, float]]) -> list[Row]:
+        """Return the constraints on the options and on the products of pairs, as terms and what they may add up to.
+
+        A product is what it should be by the products of all constraints with each option, and with its absence; those of the
+        limits make the bound of the relaxation much closer.
+        """
+        count = len(self.options)
+        place = {pair: count + k for k, pair in enumerate(pairs)}
+        given: list[Row] = [(dict.fromkeys(here, 1.0), 1.0) for here in self.at.values()]
+        given += [({i: float(v) for i, v in enumerate(values)}, limit) for values, limit in limits]
+        rows = list(given)
+        for i, (site, _) in enumerate(self.options):
+            with_i = {j: place.get((min(i, j), max(i, j))) for j in range(count)}  # None at the same site: never both
+            for terms, limit in given:
+                if set(terms) == set(self.at[site]):
+                    continue
+                products = {k: v for j, v in terms.items() if (k := with_i[j]) is not None}
+                own = terms.get(i, 0.0)
+                rows.append(({**products, i: own - limit}, 0.0))
+                without = {j: v for j, v in terms.items() if j != i}
+                rows.append(({**without, **{k: -v for k, v in products.items()}, i: limit}, limit))
+        return rows
 
     def _objective(self, subset: Sequence[Option], saves: Tensor | None) -> float:
         if saves is None:
