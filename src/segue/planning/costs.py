@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from segue.core.backbone import evaluating
-from segue.core.blending import call_arguments, tensors
+from segue.core.blending import call_arguments, calling, tensors
 from segue.core.local_fit import Call
 from segue.diagnostics.counting import cache_bytes, flops
 from segue.planning.candidates import Candidates, Option
@@ -61,7 +61,7 @@ def measure_costs(candidates: Candidates, batch: Any) -> CostTable:
     """Count and time every teacher and student on the call that a batch makes at its site."""
     handover, model = candidates.handover, candidates.model
     args, kwargs = call_arguments(batch)
-    with evaluating(model), handover.features() as features:
+    with evaluating(model), handover.features() as features, calling("cost_batch"):
         model(*args, **kwargs)
     teachers = {site: handover.seams[site].require_teacher() for site in candidates.sites}
     costs: dict[Any, dict[str, float]] = {}

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from segue.border import NotNegative, PositiveFloat, PositiveInt, Seed, checked
 from segue.checkpoint.lock import locked
-from segue.core import randomness
+from segue.core import randomness, surgery
 from segue.core.blending import call_arguments, tensors
 from segue.core.tensor_files import fingerprint
 from segue.diagnostics.counting import flops
@@ -27,8 +28,8 @@ from segue.planning.candidates import Candidates, Option, candidates_on, named
 from segue.planning.costs import ROUNDS, CostTable, measure_costs
 from segue.planning.fitting import fit_candidates, fit_recipe, step_operations
 from segue.planning.journal import Journal
-from segue.planning.planned import Choice, Planned, made_plan
-from segue.planning.prediction import Prediction, corrected, uncorrected
+from segue.planning.planned import Choice, Planned, made_plan, require_settings
+from segue.planning.prediction import Prediction, corrected
 from segue.planning.signals import Signal
 from segue.planning.solving import (
     FRONTIER_SECONDS,
@@ -38,15 +39,13 @@ from segue.planning.solving import (
     Saving,
     Solution,
     most_possible,
-    require_metrics,
+    require_possible,
     solve,
 )
 from segue.sites import Selector, select
 from segue.students import StudentFactory
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
-
-LEAST_SUBSETS = 8  # fewer correct nothing
 
 
 @checked
@@ -60,7 +59,7 @@ def plan_replacement(
     fit_steps: PositiveInt = 32,
     lr: PositiveFloat = 1e-3,
     closed_form: bool = False,
-    subsets: int = 48,
+    subsets: PositiveInt = 48,
     measure_on: PositiveInt = 2,
     recall: NotNegative = 0.0,
     augmented: NotNegative = 0.0,
@@ -80,9 +79,11 @@ def plan_replacement(
     further ones of the `Plan`. In a `folder` an interrupted plan resumes.
     """
     begun = time.monotonic()
-    factories = named(candidates)
+    factories, given = named(candidates), dict(settings or {})
+    require_settings(given)
     budget = Frontier() if budget is None else budget
-    every = list(signals.on_batches(batches).batches)
+    most = None if closed_form else measure_on + fit_steps  # more are never looked at
+    every = list(signals.on_batches(islice(batches, most)).batches)
     held, fitted = every[:measure_on], every[measure_on:] or every
     measured = [signals.on_batches(held)]
     measured += [signals.recall(model, weight=recall, seed=seed)] if recall else []
@@ -94,15 +95,17 @@ def plan_replacement(
         stack.enter_context(randomness.kept())
         if place is not None:
             stack.enter_context(locked(place))
+        surgery.refuse_wrapped(model)
+        surgery.refuse_running(model)
+        damage.require_logits(model, held)
         tried = stack.enter_context(candidates_on(model, sites, factories, held[0], seed))
-        damage.original_logits(tried, held[0])
         known = [recipe, closed_form, subsets, measure_on, seed, [s.weight for s in measured]]
         journal = Journal(place, _key(every, shape, tried, factories, known))
         work = _Work(tried, journal, stack.enter_context(closing(Progress(progress, _amount(recipe, measured)))))
-        errors = fit_candidates(tried, fitted, recipe, journal, closed_form=closed_form, shown=work.shown)
-        work.done = fit_steps
         costs = work.costs(shape)
-        require_metrics(budget, costs)
+        require_possible(budget, costs)  # before the work of minutes begins
+        errors = fit_candidates(tried, fitted, recipe, journal, closed_form=closed_form, shown=work.shown)
+        work.done += fit_steps
         matrix, notes = work.curvature(measured, seed)
         prediction, differing = work.predictions(measured, matrix, subsets, seed)
         spent = {**work.spent(fitted, shape, measured, fit_steps), "seconds": time.monotonic() - begun}
@@ -110,7 +113,6 @@ def plan_replacement(
     problem, other = Problem(prediction, costs), Problem(differing, costs)
     found = solve(budget, problem, other)
     places = tuple(select(model, sites))
-    given = dict(settings or {})
     return Planned(
         plan=made_plan(places, factories, prediction, errors, costs, found.subset, given),
         choice=_choice(found, prediction, differing, costs),
@@ -203,8 +205,6 @@ class _Work:
                 self._moved("subsets")
             kl = [a + signal.weight * float(b) for a, b in zip(kl, sums[:, 0] / sums[:, 2], strict=True)]
             differing = [a + signal.weight / whole * float(b) for a, b in zip(differing, sums[:, 1] / sums[:, 2], strict=True)]
-        if len(drawn) < LEAST_SUBSETS:
-            return uncorrected(options, matrix), uncorrected(options, matrix)
         return corrected(options, matrix, drawn, kl), corrected(options, matrix, drawn, differing)
 
     def spent(self, fitted: Sequence[Any], shape: Any, measured: Sequence[Signal], fit_steps: int) -> dict[str, float]:
@@ -231,7 +231,7 @@ class _Work:
                 seen += len(passes) * _inputs(each)
                 operations += sum(passes) * _inputs(each) / known
         first = _inputs(measured[0].batches[0])
-        trials = 2 + len(candidates.names)  # whether the forward is random, and whether each candidate fits
+        trials = 1 + len(measured[0].batches) + len(candidates.names)  # whether the forward is random, what fits
         seen += trials * first + 2 * (ROUNDS + 2) * _inputs(shape)
         operations += trials * first * plain / known + self.journal["costs"].get("operations", 0.0)
         return {"inputs": seen, "flops": operations}
@@ -294,7 +294,7 @@ def _choice(found: Solution, prediction: Prediction, differing: Prediction, cost
 
 def _frontier(problem: Problem, differing: Prediction, metric: str) -> Iterable[Choice]:
     """Yield the least damage at as many levels of saving as there are sites."""
-    most, levels = most_possible(problem, metric), len(problem.sites)
+    most, levels = most_possible(problem.costs, metric), len(problem.sites)
     seen: set[tuple[Option, ...]] = set()
     for level in range(1, levels + 1):
         wanted = {metric: most * level / levels * (1 - 1e-9)}

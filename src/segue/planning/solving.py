@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -252,50 +251,42 @@ class Problem:
 def solve(budget: Budget, problem: Problem, differing: Problem) -> Solution:
     """Return the best choice under a budget; one that cannot be met is refused."""
     if isinstance(budget, Frontier):
-        most = most_possible(problem, budget.saves)
-        found = problem.least_damage({budget.saves: budget.choose * most}) if most > 0 else None
-        if found is None:
-            raise PlanError(
-                f"no candidate saves {budget.saves}.",
-                f"Measured on inputs of {problem.costs.shape}, each costs as much as what it replaces, or more.",
-                "give longer inputs as cost_batch, another metric, or cheaper candidates. Nothing was changed.",
-            )
+        level = budget.choose * most_possible(problem.costs, budget.saves)
+        found = problem.least_damage({budget.saves: level * (1 - 1e-9)})
+        assert found is not None
         return found
     if isinstance(budget, Saving):
         best = problem.least_damage(budget.wanted)
         if best is None:
-            possible = ", ".join(f"{name} {most_possible(problem, name):.1%}" for name in budget.wanted)
-            wanted = ", ".join(f"{name} {least:.1%}" for name, least in budget.wanted.items())
-            raise PlanError(
-                f"no choice of these candidates saves {wanted}.",
-                f"The most that each can be saved is {possible} of the model.",
-                "ask for less, or give cheaper candidates. Nothing was changed.",
-            )
+            raise _impossible(budget, problem.costs)
         return best
     limited = problem if budget.kl is not None else differing
     limit = budget.kl if budget.kl is not None else budget.differing
     assert limit is not None
     found = limited.most_saved(budget.saves, limit)
     if found is None or not found.subset:
-        least = min(limited.prediction.of([option]) for option in limited.options)
+        saving = [option for option in limited.options if problem.costs.saved(option, budget.saves) > 0]
+        least = min(limited.prediction.of([option]) for option in saving)
         name = "a KL" if budget.kl is not None else "a fraction of differing predictions"
         raise PlanError(
             f"no candidate stays within {name} of {limit:g} and saves {budget.saves}.",
-            f"The least damage of a single one is {least:.3g}, before training.",
+            f"The least damage of a single one that saves any is {least:.3g}, before training.",
             "allow more, or give candidates that are closer to the original. Nothing was changed.",
         )
     return found
 
 
-def most_possible(problem: Problem, metric: str) -> float:
+def most_possible(costs: CostTable, metric: str) -> float:
     """Return the most that can be saved: at each site by the option that saves most, if it saves anything."""
-    values = problem.saved(metric)
-    return float(sum(max(0.0, float(values[here].max())) for here in problem.at.values()))
+    best: dict[str, float] = {}
+    for option in costs.students:
+        best[option[0]] = max(best.get(option[0], 0.0), costs.saved(option, metric))
+    return sum(best.values())
 
 
-def require_metrics(budget: Budget, costs: CostTable) -> None:
-    """Refuse a budget on what this model does not have."""
-    wanted: list[Any] = list(budget.wanted) if isinstance(budget, Saving) else [budget.saves]
+def require_possible(budget: Budget, costs: CostTable) -> None:
+    """Refuse a budget on what this model does not have, or that no choice can meet, as far as the costs alone tell."""
+    wanted: Mapping[str, float] = budget.wanted if isinstance(budget, Saving) else {budget.saves: 0.0}
     for metric in wanted:
         if metric not in costs.total or costs.total[metric] <= 0:
             raise PlanError(
@@ -303,3 +294,22 @@ def require_metrics(budget: Budget, costs: CostTable) -> None:
                 f"Measured are {', '.join(costs.total)}; decoding needs a causal model with a key/value cache and input_ids.",
                 "choose another metric. Nothing was changed.",
             )
+    if isinstance(budget, Saving):
+        if any(most_possible(costs, metric) < least - 1e-12 for metric, least in wanted.items()):
+            raise _impossible(budget, costs)
+    elif most_possible(costs, budget.saves) <= 0:
+        raise PlanError(
+            f"no candidate saves {budget.saves}.",
+            f"Measured on inputs of {costs.shape}, each costs as much as what it replaces, or more.",
+            "give longer inputs as cost_batch, another metric, or cheaper candidates. Nothing was changed.",
+        )
+
+
+def _impossible(budget: Saving, costs: CostTable) -> PlanError:
+    possible = ", ".join(f"{name} {most_possible(costs, name):.1%}" for name in budget.wanted)
+    wanted = ", ".join(f"{name} {least:.1%}" for name, least in budget.wanted.items())
+    return PlanError(
+        f"no choice of these candidates saves {wanted}.",
+        f"The most that each can be saved is {possible} of the model.",
+        "ask for less, or give cheaper candidates. Nothing was changed.",
+    )
