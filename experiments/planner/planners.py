@@ -1,38 +1,43 @@
 """The planners that are compared: each gives every subset a number, the damage that it predicts, before any training.
 
-All that look at students look at the same ones, after the same local fit, whose cost each of them pays.
+`segue plan` is `segue.plan_replacement` with its defaults. All others that look at students look at the same ones, after the
+same local fit, and at the same batches. What a planner runs is run inside a counter of operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.planner.studies import Study
-from segue.core.blending import call_arguments, captured_outputs, merge
+import segue
+from experiments.planner.studies import Study, inputs, trained, training_flops
+from segue.convert.options import PlanSettings
+from segue.core.blending import captured_outputs, merge, padding_mask
 from segue.core.modes import View
 from segue.core.views import isolated
 from segue.diagnostics.counting import flops
 from segue.planning import damage
-from segue.planning.candidates import Candidates, candidates_on, logits_of, named
-from segue.planning.fitting import fit_candidates
+from segue.planning.candidates import Candidates, candidates_on, named
+from segue.planning.fitting import fit_candidates, fit_recipe, step_operations
 from segue.planning.journal import Journal
-from segue.planning.prediction import corrected, uncorrected
+from segue.planning.prediction import uncorrected
 from segue.students.attention.cache_copy import copy_caches
 from segue.students.layers import layers_of
 from segue.training.progress import Progress
-from segue.training.recipe import Recipe
 
-GATE_STEPS, GATE_RATE, GATE_PENALTY = 60, 0.1, 0.05
+GATE_STEPS, GATE_RATE = 60, 0.1
 RANDOM = 100  # draws, whose mean is shown
+BATCHES = PlanSettings.batches  # as the command has it
 
 Subset = tuple[int, ...]
+T = TypeVar("T")
 
 
 @dataclass
@@ -49,79 +54,111 @@ def subsets(count: int) -> list[Subset]:
     return [chosen for size in range(1, count + 1) for chosen in combinations(range(count), size)]
 
 
-def rank(study: Study, seed: int, *, batches: int, fit_steps: int, sampled: int) -> dict[str, Ranking]:
-    """Let every planner rank all subsets."""
-    held = study.planning_batches(batches)
-    with candidates_on(study.model, study.sites, named([study.student]), held[0], seed) as candidates:
-        work = _Work(candidates, held, seed)
-        errors = work.fit(fit_steps)
-        count = len(candidates.options)
-        everything = subsets(count)
-        found = {
-            "uniform": Ranking(_uniform(everything, count)),
-            "last layers": Ranking(_added(everything, [float(count - i) for i in range(count)])),
-            "first layers": Ranking(_added(everything, [float(1 + i) for i in range(count)])),
-            "local error": work.ranking(_added(everything, errors), 0, 0),
-        }
-        alone = work.kl([(i,) for i in range(count)])
-        found["leave one out"] = work.ranking(_added(everything, alone), count + 1, 0)
-        complete = tuple(range(count))
-        restored = work.kl([complete, *(tuple(j for j in complete if j != i) for i in complete)])
-        gains = [restored[0] - left for left in restored[1:]]
-        found["restore one"] = work.ranking(_added(everything, gains), count + 2, 0)
-        gates = work.gates()
-        found["learned gates"] = work.ranking(_added(everything, [1 - z for z in gates]), 0, GATE_STEPS)
-        matrix = sum(damage.curvature(candidates, batch, None, seed) for batch in held) / len(held)
-        plain = uncorrected(candidates.options, matrix)
-        found["quadratic form"] = work.ranking(_predicted(plain, candidates, everything), 2 * count, 0)
-        drawn = damage.random_subsets(candidates.options, sampled, seed)
-        place = {option: i for i, option in enumerate(candidates.options)}
-        measured = work.kl([tuple(place[option] for option in subset) for subset in drawn])
-        ours = corrected(candidates.options, matrix, drawn, measured)
-        found["segue plan"] = work.ranking(_predicted(ours, candidates, everything), 2 * count + len(drawn) + 1, 0)
+def defaults() -> dict[str, Any]:
+    """Return the default settings of `plan_replacement`."""
+    return {name: each.default for name, each in inspect.signature(segue.plan_replacement).parameters.items()}
+
+
+def rank(study: Study, seed: int, **settings: Any) -> dict[str, Ranking]:
+    """Let every planner rank all subsets; `settings` of `plan_replacement` are those that are not its defaults."""
+    every = study.planning_batches(seed, BATCHES)
+    planned = segue.plan_replacement(
+        study.model,
+        every,
+        study.student,
+        study.budget,
+        sites=study.sites,
+        cost_batch=study.cost_batch,
+        seed=seed,
+        progress=None,
+        **settings,
+    )
+    options, everything = list(planned.prediction.options), subsets(len(planned.prediction.options))
+    count = len(options)
+    found = {
+        "uniform": Ranking(_uniform(everything, count)),
+        "last layers": Ranking(_added(everything, [float(count - i) for i in range(count)])),
+        "first layers": Ranking(_added(everything, [float(1 + i) for i in range(count)])),
+        "segue plan": Ranking(
+            {subset: planned.prediction.of([options[i] for i in subset]) for subset in everything},
+            planned.spent["inputs"],
+            planned.spent["flops"],
+        ),
+    }
+    with candidates_on(study.model, study.sites, named([study.student]), every[0], seed) as candidates:
+        work = _Work(candidates, every, seed, {**defaults(), **settings})
+        if [work.errors[option] for option in options] != [planned.errors[option] for option in options]:
+            raise SystemExit("the students of the plan and of the other planners differ.")
+        found |= work.rankings(everything)
+    found["restore one, trained"] = _restored(study, everything, every[: defaults()["measure_on"]], seed)
     return found
 
 
 class _Work:
-    """Measurements that the planners share, and their costs."""
+    """The planners that share the students of a local fit, and its cost."""
 
-    def __init__(self, candidates: Candidates, held: list[Any], seed: int) -> None:
-        self.candidates, self.held, self.seed = candidates, held, seed
-        args, kwargs = call_arguments(held[0])
-        self.inputs = sum(_inputs(batch) for batch in held)
-        with candidates.showing(()) as model:
-            self.forward = float(flops(lambda: model(*args, **kwargs))) * len(held)
-        self.fitted = 0.0
-
-    def fit(self, steps: int) -> list[float]:
-        recipe = Recipe(steps=steps, lr=1e-3, weight_decay=0.0, warmup=0.1)
-        found = fit_candidates(
-            self.candidates, self.held, recipe, Journal(None, ""), closed_form=False, shown=Progress(None, steps)
+    def __init__(self, candidates: Candidates, every: list[Any], seed: int, settings: dict[str, Any]) -> None:
+        self.candidates, self.seed = candidates, seed
+        self.held, fitted = every[: settings["measure_on"]], every[settings["measure_on"] :]
+        recipe = fit_recipe(settings["fit_steps"], settings["lr"])
+        steps = settings["fit_steps"]
+        operations = [step_operations(candidates, batch) for batch in fitted]
+        self.errors = fit_candidates(
+            candidates, fitted, recipe, Journal(None, ""), closed_form=settings["closed_form"], shown=Progress(None, steps)
         )
-        self.fitted = 2 * steps / len(self.held)  # in forwards of the model on all batches: the students learn in about one
-        return [found[option] for option in self.candidates.options]
+        turns = [i % len(fitted) for i in range(steps)]
+        self.fit = Ranking({}, sum(_inputs(fitted[i]) for i in turns), sum(operations[i] for i in turns))
+        self.inputs = sum(map(_inputs, self.held))
+
+    def rankings(self, everything: list[Subset]) -> dict[str, Ranking]:
+        count, options = len(self.candidates.options), self.candidates.options
+        complete = tuple(range(count))
+        found = {"local error": self._ranking(_added(everything, [self.errors[o] for o in options]), 0, 0)}
+        alone, spent = _counted(lambda: self.kl([(i,) for i in complete]))
+        found["leave one out"] = self._ranking(_added(everything, alone), spent, count + 1)
+        others = [tuple(j for j in complete if j != i) for i in complete]
+        (together, *without), spent = _counted(lambda: self.kl([complete, *others]))
+        found["restore one"] = self._ranking(_added(everything, [together - left for left in without]), spent, count + 2)
+        gates, more = _counted(lambda: self.gates(together / count))
+        passes = 2 * GATE_STEPS / len(self.held)  # of the original, and of the blend
+        found["learned gates"] = self._ranking(
+            _added(everything, [1 - z for z in gates]), spent / (count + 2) * 2 + more, passes + 2
+        )
+        matrix, spent = _counted(self._curvature)
+        plain = uncorrected(options, matrix)
+        scores = {subset: plain.of([options[i] for i in subset]) for subset in everything}
+        found["quadratic form"] = self._ranking(scores, spent, count)
+        return found
 
     def kl(self, chosen: Sequence[Subset]) -> list[float]:
+        """Return the mean divergence of subsets on the batches to measure on."""
         options = self.candidates.options
         total, count = torch.zeros(len(chosen), dtype=torch.float64), 0
         for batch in self.held:
-            found = damage.divergences(self.candidates, batch, None, [[options[i] for i in subset] for subset in chosen])
+            shown = [[options[i] for i in subset] for subset in chosen]
+            found = damage.divergences(self.candidates, batch, padding_mask(batch), shown)
             total += torch.tensor([one.kl for one in found], dtype=torch.float64)
             count += found[0].predictions
         return (total / count).tolist()
 
-    def gates(self) -> list[float]:
-        """Train only the students' weights z, by the divergence of the blend less a reward for every z."""
+    def _curvature(self) -> Tensor:
+        parts = [damage.curvature(self.candidates, batch, padding_mask(batch), self.seed) for batch in self.held]
+        return sum(parts[1:], parts[0]) / len(parts)
+
+    def gates(self, penalty: float) -> list[float]:
+        """Train only the students' weights z, by the divergence of the blend less a reward for every z.
+
+        The reward is the mean damage of a site when all are replaced, so that not all gates go to one end.
+        """
         raw = torch.zeros(len(self.candidates.options), requires_grad=True)
         optimizer = torch.optim.Adam([raw], lr=GATE_RATE)
         for step in range(GATE_STEPS):
             batch = self.held[step % len(self.held)]
             with self.candidates.showing(()) as model:
-                args, kwargs = call_arguments(batch)
-                before = damage.counted(logits_of(model(*args, **kwargs)).float(), None).log_softmax(-1)
+                before = damage.counted(damage.logits(model, batch), padding_mask(batch)).log_softmax(-1)
             z = raw.sigmoid()
-            after = damage.counted(self._blended(batch, z), None).log_softmax(-1)
-            loss = F.kl_div(after, before, reduction="batchmean", log_target=True) - GATE_PENALTY * z.sum()
+            after = damage.counted(self._blended(batch, z), padding_mask(batch)).log_softmax(-1)
+            loss = F.kl_div(after, before, reduction="batchmean", log_target=True) - penalty * z.sum()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -143,21 +180,57 @@ class _Work:
                 return merge(output, outputs.pop(i), lambda t, s: torch.lerp(t, s, z[i].to(t.dtype)), site)
 
             handles += [layers[0].register_forward_pre_hook(before, with_kwargs=True), layers[-1].register_forward_hook(after)]
-        args, kwargs = call_arguments(batch)
         try:
             with isolated(self.candidates.handover), torch.enable_grad():
                 for seam in self.candidates.handover.seams.values():
                     seam.configure(view=View.TEACHER)
-                return logits_of(self.candidates.model(*args, **kwargs)).float()
+                return damage.logits(self.candidates.model, batch)
         finally:
             for handle in handles:
                 handle.remove()
 
-    def ranking(self, scores: dict[Subset, float], forwards: float, gate_steps: int) -> Ranking:
-        """Return a ranking that took so many forwards on all batches, besides the local fit."""
-        passes = forwards + self.fitted + 4 * gate_steps / len(self.held)  # a reference, a forward, and two for backward
-        seen = forwards + self.fitted / 2 + 2 * gate_steps / len(self.held)
-        return Ranking(scores, seen * self.inputs, passes * self.forward)
+    def _ranking(self, scores: dict[Subset, float], operations: float, passes: float) -> Ranking:
+        """Return a ranking that took so many operations, and passes of all batches to measure on, besides the local fit."""
+        return Ranking(scores, self.fit.inputs + passes * self.inputs, self.fit.flops + operations)
+
+
+def _restored(study: Study, everything: list[Subset], held: list[Any], seed: int) -> Ranking:
+    """Rank as KL-guided selection does: train all students together, then put each original back and see what that gains."""
+    names = [site.name for site in segue.sites.select(study.model, study.sites)]
+    students = trained(study, tuple(names), seed)
+    kl, operations = _counted(lambda: _restoring(study, students, names, held))
+    gains = [kl[0] - left for left in kl[1:]]
+    seen = study.steps * _inputs(inputs(next(iter(study.train)))) + (len(names) + 2) * sum(map(_inputs, held))
+    return Ranking(_added(everything, gains), seen, operations + training_flops(study, tuple(names)))
+
+
+@torch.no_grad()
+def _restoring(study: Study, students: nn.Module, names: list[str], held: list[Any]) -> list[float]:
+    """Return the KL of the trained model, and of the same with the original of each site put back."""
+    found = []
+    for back in (None, *names):
+        own = None if back is None else students.get_submodule(back)
+        if back is not None:
+            students.set_submodule(back, study.model.get_submodule(back))
+        kl, count = 0.0, 0
+        for batch in held:
+            after, before = (
+                damage.counted(damage.logits(model, batch), padding_mask(batch)).log_softmax(-1)
+                for model in (students, study.model)
+            )
+            kl += float(F.kl_div(after, before, reduction="sum", log_target=True))
+            count += len(before)
+        found.append(kl / count)
+        if back is not None and own is not None:
+            students.set_submodule(back, own)
+    return found
+
+
+def _counted(run: Callable[[], T]) -> tuple[T, float]:
+    """Run something, and return what it returns and how many operations it took."""
+    kept: list[T] = []
+    operations = flops(lambda: kept.append(run()))
+    return kept[0], float(operations)
 
 
 def _inputs(batch: Any) -> int:
@@ -166,10 +239,6 @@ def _inputs(batch: Any) -> int:
 
 def _added(everything: list[Subset], each: Sequence[float]) -> dict[Subset, float]:
     return {subset: float(sum(each[i] for i in subset)) for subset in everything}
-
-
-def _predicted(prediction: Any, candidates: Candidates, everything: list[Subset]) -> dict[Subset, float]:
-    return {subset: prediction.of([candidates.options[i] for i in subset]) for subset in everything}
 
 
 def _uniform(everything: list[Subset], count: int) -> dict[Subset, float]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -11,6 +14,11 @@ from scipy.stats import spearmanr
 
 from experiments.planner.planners import RANDOM, Subset, random_scores
 
+OURS = "segue plan"
+Z = 1.645  # nine cases of ten
+
+Truth = dict[Subset, float]
+
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a file; one that was cut off is left out."""
@@ -18,92 +26,180 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def truth(folder: Path, study: str, measure: str) -> dict[Subset, float]:
-    """Return the mean over seeds of what a subset costs after training."""
-    found: dict[Subset, list[float]] = {}
+def truths(folder: Path, study: str, measure: str) -> list[Truth]:
+    """Return what each subset costs after training, for each seed; a later seed counts when all of its trainings are there."""
+    found: dict[int, Truth] = {}
     for line in read(folder / f"{study}_truth.jsonl"):
         if line["subset"]:
-            found.setdefault(tuple(line["subset"]), []).append(line[measure])
-    return {subset: mean(values) for subset, values in found.items()}
+            found.setdefault(line["seed"], {})[tuple(line["subset"])] = line[measure]
+    return [found[seed] for seed in sorted(found) if len(found[seed]) == len(found[0])]
 
 
-def agreement(scores: dict[Subset, float], known: dict[Subset, float]) -> dict[str, Any]:
-    """Compare a ranking with the truth: Spearman over all subsets and within a size, and the regret at each size."""
-    both = [subset for subset in known if subset in scores]
-    sizes = sorted({len(subset) for subset in both})
-    regret, within = {}, []
-    for size in sizes:
-        here = [subset for subset in both if len(subset) == size]
-        chosen = min(here, key=scores.__getitem__)
-        regret[size] = known[chosen] - min(known[subset] for subset in here)
+def noise(seeds: list[Truth]) -> dict[int, float] | None:
+    """Return the standard deviation of one training between seeds, for each size; None with one seed."""
+    if len(seeds) < 2:
+        return None
+    squares: dict[int, list[float]] = {}
+    for a, b in combinations(seeds, 2):
+        for subset in a:
+            squares.setdefault(len(subset), []).append((a[subset] - b[subset]) ** 2 / 2)
+    return {size: math.sqrt(mean(values)) for size, values in squares.items()}
+
+
+def averaged(seeds: list[Truth]) -> Truth:
+    """Return the mean over seeds."""
+    return {subset: mean(one[subset] for one in seeds) for subset in seeds[0]}
+
+
+def choices(scores: Truth, known: Truth) -> dict[int, dict[Subset, float]]:
+    """Return what a planner chooses at each size that leaves a choice; equally good subsets share it."""
+    found = {}
+    for size in sorted({len(subset) for subset in known}):
+        here = [subset for subset in known if len(subset) == size]
+        least = min(scores[subset] for subset in here)
+        chosen = [subset for subset in here if scores[subset] <= least + 1e-9 * abs(least)]
+        if len(here) > 1:
+            found[size] = dict.fromkeys(chosen, 1 / len(chosen))
+    return found
+
+
+def correlation(scores: Truth, known: Truth) -> tuple[float, float]:
+    """Return Spearman's correlation over all subsets, and its mean within a size."""
+    within = []
+    for size in sorted({len(subset) for subset in known}):
+        here = [subset for subset in known if len(subset) == size]
         if len(here) > 2:
-            within.append(float(spearmanr([scores[s] for s in here], [known[s] for s in here]).statistic))
-    overall = float(spearmanr([scores[s] for s in both], [known[s] for s in both]).statistic)
-    return {"spearman": overall, "within": mean(within) if within else float("nan"), "regret": regret}
+            within.append(_spearman([scores[s] for s in here], [known[s] for s in here]))
+    return _spearman([scores[s] for s in known], [known[s] for s in known]), mean(within) if within else math.nan
+
+
+def _spearman(a: list[float], b: list[float]) -> float:
+    return 0.0 if len(set(a)) < 2 else float(spearmanr(a, b).statistic)  # who does not distinguish knows nothing
 
 
 def compare(folder: Path, study: str, measure: str) -> list[dict[str, Any]]:
-    """Return a row for each planner, the mean over the seeds of its ranking."""
-    known = truth(folder, study, measure)
-    rankings: dict[str, list[dict[str, Any]]] = {}
+    """Return a row for each planner, the mean over the seeds of its ranking, the smallest regret first."""
+    seeds = truths(folder, study, measure)
+    known, spread = averaged(seeds), noise(seeds)
+    several: dict[str, list[dict[str, Any]]] = {}
     for line in read(folder / f"{study}_ranks.jsonl"):
         for name, found in line["rankings"].items():
             scores = {tuple(map(int, key.split())): value for key, value in found["scores"].items()}
-            rankings.setdefault(name, []).append({**agreement(scores, known), **{k: found[k] for k in ("inputs", "flops")}})
+            several.setdefault(name, []).append({**found, "scores": scores})
     count = max(map(len, known))
-    rankings["random"] = [
-        {**agreement(random_scores(count, seed), known), "inputs": 0.0, "flops": 0.0} for seed in range(RANDOM)
-    ]
+    free = {"inputs": 0.0, "flops": 0.0}
+    several["random"] = [{"scores": random_scores(count, seed), **free} for seed in range(RANDOM)]
     rows = []
-    for name, several in rankings.items():
-        regret = {size: mean(one["regret"][size] for one in several) for size in several[0]["regret"]}
-        row = {key: mean(one[key] for one in several) for key in ("spearman", "within", "inputs", "flops")}
-        rows.append({"planner": name, **row, "regret": regret, "mean regret": mean(regret.values())})
-    return sorted(rows, key=lambda row: row["mean regret"])
+    for name, rankings in several.items():
+        chosen: dict[int, Counter[Subset]] = {}
+        for ranking in rankings:
+            for size, here in choices(ranking["scores"], known).items():
+                for subset, share in here.items():
+                    chosen.setdefault(size, Counter())[subset] += share / len(rankings)
+        least = {size: min(known[s] for s in known if len(s) == size) for size in chosen}
+        regret = {size: sum(share * known[s] for s, share in here.items()) - least[size] for size, here in chosen.items()}
+        agreement = [correlation(ranking["scores"], known) for ranking in rankings]
+        rows.append(
+            {
+                "planner": name,
+                "spearman": mean(a for a, _ in agreement),
+                "within": mean(b for _, b in agreement),
+                "chosen": chosen,
+                "regret": regret,
+                "mean regret": mean(regret.values()),
+                **{key: mean(ranking[key] for ranking in rankings) for key in free},
+            }
+        )
+    rows.sort(key=lambda row: row["mean regret"])
+    for row in rows:
+        row["beyond"] = row["mean regret"] - rows[0]["mean regret"]
+        row["uncertain"] = None if spread is None else Z * _deviation(row["chosen"], rows[0]["chosen"], spread, len(seeds))
+    return rows
+
+
+def _deviation(a: dict[int, Counter[Subset]], b: dict[int, Counter[Subset]], spread: dict[int, float], seeds: int) -> float:
+    """Return the standard deviation of the difference between two mean regrets that the noise of trainings causes."""
+    variance = 0.0
+    for size in a:
+        apart = sum((a[size][subset] - b[size][subset]) ** 2 for subset in {*a[size], *b[size]})
+        variance += apart * spread[size] ** 2 / seeds
+    return math.sqrt(variance) / len(a)
 
 
 def table(folder: Path, study: str, measure: str = "kl") -> str:
     """Format the comparison as Markdown."""
     rows = compare(folder, study, measure)
-    lines = read(folder / f"{study}_truth.jsonl")
-    training = mean(line["flops"] for line in lines if line["subset"])
+    first = read(folder / f"{study}_ranks.jsonl")[0]
     sizes = list(rows[0]["regret"])
-    headings = [
-        "planner",
-        "Spearman",
-        "within a size",
-        *(f"regret, {size}" for size in sizes),
-        "mean regret",
-        "inputs",
-        "FLOPs / training",
-    ]
-    cells = [
-        [
-            row["planner"],
-            f"{row['spearman']:.3f}",
-            f"{row['within']:.3f}",
-            *(f"{row['regret'][size]:.4f}" for size in sizes),
-            f"{row['mean regret']:.4f}",
-            f"{row['inputs']:,.0f}",
-            f"{row['flops'] / training:.3f}",
-        ]
-        for row in rows
-    ]
+    headings = ["planner", "Spearman", "within a size", *(f"regret, {size}" for size in sizes), "mean", "beyond the smallest",
+                "inputs", "FLOPs", "/ training", "/ convert"]  # fmt: skip
+    cells = []
+    for row in rows:
+        interval = "" if row["uncertain"] is None else f" ± {row['uncertain']:.4f}"
+        cells.append(
+            [
+                f"**{row['planner']}**" if row["planner"] == OURS else row["planner"],
+                f"{row['spearman']:.3f}",
+                f"{row['within']:.3f}",
+                *(f"{row['regret'][size]:.4f}" for size in sizes),
+                f"{row['mean regret']:.4f}",
+                f"{row['beyond']:.4f}{interval}",
+                f"{row['inputs']:,.0f}",
+                f"{row['flops']:.2g}" if row["flops"] else "0",
+                f"{row['flops'] / first['training']:.3f}",
+                f"{row['flops'] / first['convert']:.4f}",
+            ]
+        )
     return "\n".join(f"| {' | '.join(row)} |" for row in (headings, ["---"] * len(headings), *cells))
 
 
+def about(folder: Path, study: str, measure: str = "kl") -> str:
+    """Say what the truth of a study is, and how far its own seeds agree."""
+    lines = read(folder / f"{study}_truth.jsonl")
+    seeds = truths(folder, study, measure)
+    known, spread = averaged(seeds), noise(seeds)
+    count = max(map(len, known))
+    ends = ", ".join(
+        f"{size}: {min(v):.4f} to {max(v):.4f}" + ("" if spread is None else f" (± {spread[size]:.4f})")
+        for size in range(1, count + 1)
+        if (v := [known[s] for s in known if len(s) == size])
+    )
+    seconds = mean(line["seconds"] for line in lines if line["subset"])
+    said = (
+        f"{len(seeds)} complete seed{'s' * (len(seeds) != 1)} of {len(known)} subsets, {lines[0]['steps']} steps each "
+        f"({seconds:.0f} s on a shared core). {measure} after training by size, with the deviation between seeds: {ends}."
+    )
+    if spread is not None:
+        overall, within = correlation(seeds[0], seeds[1])
+        said += f" Spearman between the seeds: {overall:.3f}, within a size {within:.3f}."
+    return said
+
+
 def draw(folder: Path, study: str, path: Path, measure: str = "kl") -> Path:
-    """Draw the truth against the prediction of the best-known planners, and their regrets."""
+    """Draw the truth against what `segue plan` predicts, and the mean regret of every planner."""
     from matplotlib.figure import Figure
 
     rows = compare(folder, study, measure)
-    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    for row in rows:
-        axes.plot(list(row["regret"]), list(row["regret"].values()), "o-", markersize=3, linewidth=1, label=row["planner"])
-    axes.set(xlabel="replaced sites", ylabel=f"regret ({measure} after training)")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=7, ncols=2)
+    known = averaged(truths(folder, study, measure))
+    scores = read(folder / f"{study}_ranks.jsonl")[0]["rankings"][OURS]["scores"]
+    predicted = {tuple(map(int, key.split())): value for key, value in scores.items()}
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
+    for size in range(1, max(map(len, known)) + 1):
+        here = [subset for subset in known if len(subset) == size]
+        x, y = [predicted[s] for s in here], [known[s] for s in here]
+        left.plot(x, y, "o", markersize=3.5, alpha=0.8, label=str(size))
+    left.set(xlabel="KL that segue plan predicts, before training", ylabel=f"{measure} after training")
+    left.legend(frameon=False, fontsize=7, title="replaced sites", title_fontsize=7)
+    names = [row["planner"] for row in rows]
+    colours = ["#c2571a" if name == OURS else "#1f6f8b" for name in names]
+    errors = None if rows[0]["uncertain"] is None else [row["uncertain"] for row in rows]
+    right.barh(names, [row["mean regret"] for row in rows], xerr=errors, color=colours, error_kw={"linewidth": 0.8})
+    right.invert_yaxis()
+    right.tick_params(axis="y", labelsize=8)
+    right.set(xlabel=f"mean regret ({measure}); bars: noise of the difference to the best", xlim=(0, None))
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    figure.savefig(path, dpi=140)
     return path

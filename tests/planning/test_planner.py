@@ -1,6 +1,7 @@
 """plan_replacement: from a model and batches to a plan that every entry takes, and nothing is changed."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -9,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import segue
-from segue.errors import DataError, PlanError, StudentError
+from segue.diagnostics.counting import flops
+from segue.errors import CheckpointError, DataError, PlanError, StudentError
 from segue.planning import Frontier, Quality, Saving, damage, planner
 from segue.students import Drop, LinearAttention, NarrowMlp, SlidingWindow
 from tests.convert import small_models
@@ -194,9 +196,9 @@ class Stopped(BaseException):
     pass
 
 
-@pytest.mark.parametrize("place", ["fit", "costs", "curvature", "subsets"])
+@pytest.mark.parametrize("place", ["costs", "fit", "curvature", "subsets"])
 def test_an_interrupted_plan_resumes_to_the_same_result(place, tmp_path, monkeypatch):
-    calls = {"fit": (planner, "measure_costs"), "costs": (damage, "curvature"), "curvature": (damage, "divergences")}
+    calls = {"costs": (planner, "fit_candidates"), "fit": (damage, "curvature"), "curvature": (damage, "divergences")}
     expected = planned(budget=Saving(parameters=0.2), folder=tmp_path / "whole")
     with monkeypatch.context() as patch:
         module, name = calls.get(place, (damage, "divergences"))
@@ -238,7 +240,7 @@ def test_a_fit_that_is_cut_short_continues_where_it_was(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(fitting, "_record", lambda c, b: seen.append(1) or original(c, b))
     assert planned(cases.vit_parts, fit_steps=4, folder=tmp_path / "cut").errors == expected
-    assert len(seen) == 2
+    assert len(seen) == 2 + 1  # whose operations are counted
 
 
 def test_damage_is_measured_on_other_batches_than_the_fit(monkeypatch):
@@ -251,10 +253,18 @@ def test_damage_is_measured_on_other_batches_than_the_fit(monkeypatch):
     wanted = {"sites": settings["sites"], **QUICK}
     one = segue.plan_replacement(model, batches, settings["candidates"], measure_on=1, **wanted)
     assert all(batch is batches[1] for batch in seen)
-    assert len(seen) == 2
+    assert len(seen) == 2 + 1  # whose operations are counted
     both = segue.plan_replacement(model, batches, settings["candidates"], **wanted)
     assert any(batch is batches[0] for batch in seen)  # nothing is left for the fit alone
     assert one.spent["inputs"] < both.spent["inputs"]
+
+
+@pytest.mark.filterwarnings("ignore:operations are counted without those of aten..linalg_pinv")  # of the ridge regression
+@pytest.mark.parametrize(("case", "saves"), [(cases.vit_parts, "flops"), (cases.llama, "cache_bytes")])
+def test_what_it_says_to_have_spent_is_what_it_spends(case, saves):
+    kept = []
+    counted = flops(lambda: kept.append(planned(case, Quality(kl=99.0, saves=saves), fit_steps=8)))
+    assert kept[0].spent["flops"] == pytest.approx(counted, rel=0.2)  # single tokens and the regression are not counted
 
 
 def test_a_folder_of_another_plan_is_refused(tmp_path):
@@ -268,9 +278,10 @@ def test_a_damaged_journal_is_refused_and_a_cut_line_is_measured_again(tmp_path)
     path = tmp_path / "measured.jsonl"
     path.write_text(path.read_text()[:-20])
     assert torch.equal(planned(folder=tmp_path).matrix, first.matrix)
-    path.write_text("{\n" + path.read_text())
-    with pytest.raises(DataError, match="the measurements in .* cannot be read"):
-        planned(folder=tmp_path)
+    for damaged in ("{\n" + path.read_text(), "[1]\n", '{"key": 1}\n{"name": 1}\n', '{"key": 1}\n3\n'):
+        path.write_text(damaged)
+        with pytest.raises(DataError, match="the measurements in .* cannot be read"):
+            planned(folder=tmp_path)
 
 
 NONE_FITS = "the candidate {!r} fits none of the 1 sites."
@@ -307,6 +318,74 @@ def test_models_that_cannot_be_measured_are_refused_and_stay_as_they_are(model, 
         segue.plan_replacement(model, [torch.randn(8, 6)], segue.students.Reinit(), sites="layers.*", **QUICK)
     assert same_state(model.state_dict(), before)
     assert not any(segue.sites.is_seam(module) for module in model.modules())
+
+
+def stopped(*_args, **_settings):
+    raise AssertionError("the work of minutes has begun")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"budget": Saving(parameters=0.99)}, "no choice of these candidates saves parameters 99.0%."),
+        ({"budget": Saving(cache_bytes=0.1)}, "cache_bytes cannot be saved in this model."),
+        ({"settings": {"sched": 1}}, "settings={'sched': ...} is no further setting of a plan."),
+        ({"settings": {"sites": "*"}}, "settings={'sites': ...} is no further setting of a plan."),
+        ({"settings": {"train": "none"}}, "Plan(train=...) must be 'students' or 'all', got 'none'."),
+        ({"cost_batch": torch.ones(2, 2)}, "the model cannot be called with the cost_batch."),
+        ({"batches": [torch.full((4, 3, 32, 32), torch.nan)]}, "the model must return finite logits."),
+        (
+            {"batches": [torch.ones(4, 3, 32, 32), torch.full((4, 3, 32, 32), torch.nan)]},
+            "the model must return finite logits.",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_before_the_fit(settings, text, monkeypatch):
+    monkeypatch.setattr(planner, "fit_candidates", stopped)
+    model, batches, found = cases.vit()
+    before = [id(m) for m in model.modules()]
+    with pytest.raises(PlanError) as raised:
+        segue.plan_replacement(model, **{"batches": batches, **found, **QUICK, **settings})
+    assert str(raised.value).splitlines()[0] == text
+    assert len(str(raised.value).splitlines()) == 3
+    assert [id(m) for m in model.modules()] == before
+
+
+def test_students_that_a_fit_has_broken_are_refused():
+    model, batches, _ = cases.vit()
+    broken = [*batches, torch.full((4, 3, 32, 32), torch.nan)]
+    with pytest.raises(PlanError, match=r"Some are inf or NaN with NarrowMlp\(ratio=0.5\) at blocks\.\d\.mlp"):
+        segue.plan_replacement(model, broken, NarrowMlp(ratio=0.5), Saving(parameters=0.1), sites="blocks.*.mlp", **QUICK)
+
+
+def test_no_more_batches_are_read_than_are_used():
+    model, (first, second), found = cases.vit_parts()
+    segue.plan_replacement(model, itertools.cycle([first, second]), **found, **QUICK)
+
+
+def test_few_sites_have_predictions_without_an_interval():
+    model, batches, _ = cases.vit()
+    few = segue.plan_replacement(
+        model, batches, Drop(returns="zeros"), Quality(kl=99.0, saves="parameters"), sites="blocks.*.attn", **QUICK
+    )
+    assert few.differing.measured == 7
+    assert few.prediction.r2 is None
+    assert 0 < few.choice.differing <= 1
+    assert "too few for an interval" in str(few)
+    assert " in nine cases of ten), and" not in str(few)
+
+
+def test_phases_of_ones_own_take_the_place_of_the_pace():
+    own = segue.methods.local_fit(sites="*").phases
+    found = planned(budget=Saving(flops=0.3), settings={"phases": own})
+    assert found.plan.phases == own
+
+
+def test_a_plan_that_cannot_be_written_says_so(found, tmp_path):
+    (tmp_path / "file").touch()
+    for write in (found.save, found.draw):
+        with pytest.raises(CheckpointError, match="file cannot be written"):
+            write(tmp_path / "file")
 
 
 def test_no_batches_are_refused():

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from scipy.optimize import linprog
 
 from segue.errors import PlanError
 from segue.planning import solving
@@ -99,15 +100,34 @@ def test_a_budget_that_cannot_be_met_is_refused(few, budget, text):
 
 def test_a_metric_that_the_model_does_not_have_is_refused():
     with pytest.raises(PlanError, match="cache_bytes cannot be saved in this model."):
-        solving.require_metrics(Saving(cache_bytes=0.1), costs(0))
+        solving.require_possible(Saving(cache_bytes=0.1), costs(0))
 
 
-def test_a_frontier_without_any_saving_is_refused():
+@pytest.mark.parametrize("budget", [Frontier(), Quality(kl=99.0), Quality(differing=1.0, saves="parameters")])
+def test_candidates_that_save_nothing_are_refused_by_their_costs_alone(budget):
     c = costs(0)
     dear = CostTable(c.total, c.teachers, {option: {"flops": 20.0, "parameters": 20.0} for option in OPTIONS}, "1 x 8")
-    problem = Problem(prediction(0), dear)
-    with pytest.raises(PlanError, match="no candidate saves flops."):
-        solving.solve(Frontier(), problem, problem)
+    with pytest.raises(PlanError, match=f"no candidate saves {budget.saves}."):
+        solving.require_possible(budget, dear)
+    with pytest.raises(PlanError, match="no choice of these candidates saves flops 90.0%"):
+        solving.require_possible(Saving(flops=0.9), c)
+    solving.require_possible(Saving(flops=0.15), c)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_relaxation_alone_is_close_to_the_best(seed):
+    """Where time runs out, the bound that is said comes from it; without products of the limits it is a third of this."""
+    p, c = prediction(seed), costs(seed)
+    problem = Problem(p, c)
+    pairs = [(i, j) for i, j in itertools.combinations(range(10), 2) if OPTIONS[i][0] != OPTIONS[j][0]]
+    rows = problem._rows(pairs, [(-problem.saved("flops"), -0.15)])
+    matrix = torch.zeros(len(rows), 10 + len(pairs))
+    for row, (terms, _) in enumerate(rows):
+        matrix[row, list(terms)] = torch.tensor(list(terms.values()))
+    damages = [*p.singles.tolist(), *(float(p.pairs[pair]) for pair in pairs)]
+    relaxed = linprog(damages, matrix.numpy(), [limit for _, limit in rows], bounds=(0, 1)).fun
+    best = p.of(problem.least_damage({"flops": 0.15}).subset)
+    assert 0.8 * best < relaxed < best + 1e-6
 
 
 @pytest.mark.parametrize("wrong", [{}, {"kl": 0.1, "differing": 0.1}])
@@ -121,5 +141,5 @@ def test_a_quality_has_one_limit(wrong):
 def test_what_can_be_saved_is_the_best_of_each_site():
     c = costs(0)
     expected = sum(max(0.0, *(c.saved((site, name), "flops") for name in "ab")) for site in SITES)
-    assert solving.most_possible(Problem(prediction(0), c), "flops") == pytest.approx(expected)
+    assert solving.most_possible(c, "flops") == pytest.approx(expected)
     assert math.isfinite(expected)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from segue.core.backbone import evaluating
-from segue.core.blending import call_arguments, tensors
+from segue.core.blending import call_arguments, calling, tensors
 from segue.core.local_fit import Call
 from segue.diagnostics.counting import cache_bytes, flops
 from segue.planning.candidates import Candidates, Option
@@ -35,6 +35,7 @@ class CostTable:
     teachers: dict[str, dict[str, float]]  # by site
     students: dict[Option, dict[str, float]]
     shape: str  # of the inputs, as text
+    operations: float = 0.0  # that measuring all this took
 
     def saved(self, option: Option, metric: str) -> float:
         """Return what an option saves, as a fraction of the complete model; below 0 where the student costs more."""
@@ -43,7 +44,8 @@ class CostTable:
     def to_dict(self) -> dict[str, Any]:
         """Return the table as plain data."""
         students = [{"site": site, "candidate": name, **cost} for (site, name), cost in self.students.items()]
-        return {"total": self.total, "teachers": self.teachers, "students": students, "shape": self.shape}
+        parts = {"total": self.total, "teachers": self.teachers, "students": students, "shape": self.shape}
+        return {**parts, "operations": self.operations}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CostTable:
@@ -52,52 +54,64 @@ class CostTable:
             (row["site"], row["candidate"]): {key: value for key, value in row.items() if key not in ("site", "candidate")}
             for row in data["students"]
         }
-        return cls(data["total"], data["teachers"], students, data["shape"])
+        return cls(data["total"], data["teachers"], students, data["shape"], data.get("operations", 0.0))
 
 
 def measure_costs(candidates: Candidates, batch: Any) -> CostTable:
     """Count and time every teacher and student on the call that a batch makes at its site."""
     handover, model = candidates.handover, candidates.model
     args, kwargs = call_arguments(batch)
-    with evaluating(model), handover.features() as features:
+    with evaluating(model), handover.features() as features, calling("cost_batch"):
         model(*args, **kwargs)
     teachers = {site: handover.seams[site].require_teacher() for site in candidates.sites}
     costs: dict[Any, dict[str, float]] = {}
+    operations = 0.0
     modules: dict[Any, tuple[str, nn.Module]] = {site: (site, module) for site, module in teachers.items()}
     modules |= {option: (option[0], student) for option, student in candidates.students.items()}
     for key, (site, module) in modules.items():
-        costs[key] = _module_costs(module, features.calls[site])
+        costs[key], taken = _module_costs(module, features.calls[site])
+        operations += taken
     with candidates.showing(()):
         total: dict[str, float] = {
             "flops": float(flops(lambda: model(*args, **kwargs))),
             "parameters": float(_parameters(model) - sum(_parameters(s.student) for s in handover.seams.values())),
             "prefill": _seconds(lambda: model(*args, **kwargs)),
         }
+        operations += (ROUNDS + 3) * total["flops"]  # one for the features, one that is counted
         with torch.enable_grad(), _trainable(model):
-            total["train"] = _seconds(lambda: _learn(model(*args, **kwargs), list(model.parameters())))
+
+            def learn() -> None:
+                _learn(model(*args, **kwargs), list(model.parameters()))
+
+            operations += (ROUNDS + 2) * flops(learn)
+            total["train"] = _seconds(learn)
     if decoding := _decoding(candidates, batch):
+        operations += (1 + len(candidates.names)) * total["flops"]  # single tokens are few
         for key, found in decoding.items():
             (total if key is None else costs[key]).update(found)
     shapes = " and ".join(" x ".join(map(str, x.shape)) for x in tensors((args, kwargs)))
-    return CostTable(total, {site: costs[site] for site in teachers}, {o: costs[o] for o in candidates.options}, shapes)
+    return CostTable(
+        total, {site: costs[site] for site in teachers}, {o: costs[o] for o in candidates.options}, shapes, operations
+    )
 
 
-def _module_costs(module: nn.Module, calls: list[Call]) -> dict[str, float]:
-    """Count and time one module on its calls in a forward of the model."""
+def _module_costs(module: nn.Module, calls: list[Call]) -> tuple[dict[str, float], float]:
+    """Count and time one module on its calls in a forward of the model; and count what that takes."""
 
     def run() -> list[Any]:
         return [_called(module, call.args, call.kwargs) for call in calls]
 
     def learn() -> None:
         for call in calls:
-            args, kwargs = tree_map_only(Tensor, _leaf, (call.args, call.kwargs))
-            leaves = [x for x in tensors((args, kwargs)) if x.requires_grad]
-            _learn(_called(module, args, kwargs), [*leaves, *module.parameters()])
+            args, kwargs = tree_map_only(Tensor, _differentiable, (call.args, call.kwargs))
+            given = [x for x in tensors((args, kwargs)) if x.requires_grad]
+            _learn(_called(module, args, kwargs), [*given, *module.parameters()])
 
     with evaluating(module), torch.no_grad():
         found = {"flops": float(flops(run)), "parameters": float(_parameters(module)), "prefill": _seconds(run)}
     with evaluating(module), torch.enable_grad(), _trainable(module):
-        return {**found, "train": _seconds(learn)}
+        operations = (ROUNDS + 2) * (found["flops"] + flops(learn))
+        return {**found, "train": _seconds(learn)}, operations
 
 
 def _called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -110,14 +124,15 @@ def _called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return output
 
 
-def _learn(output: Any, leaves: list[Tensor]) -> None:
+def _learn(output: Any, wanted: list[Tensor]) -> None:
     found = next((x for x in tensors(output) if x.requires_grad), None)
     if found is not None:  # zeros depend on nothing
-        torch.autograd.grad(found.float().square().mean(), [x for x in leaves if x.requires_grad], allow_unused=True)
+        torch.autograd.grad(found.float().square().mean(), [x for x in wanted if x.requires_grad], allow_unused=True)
 
 
-def _leaf(x: Tensor) -> Tensor:
-    return x.detach().requires_grad_() if x.is_floating_point() else x
+def _differentiable(x: Tensor) -> Tensor:
+    """Return an input with a gradient; no leaf of the graph, because the counter of operations takes none as an input."""
+    return x.detach().requires_grad_().view_as(x) if x.is_floating_point() else x
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
+from segue.core.backbone import evaluating
 from segue.core.blending import blendable, call_arguments, calling, captured_outputs, merge
 from segue.errors import PlanError
 from segue.planning.candidates import Candidates, Option, logits_of
@@ -35,21 +36,24 @@ class Divergence(NamedTuple):
     predictions: int
 
 
-def original_logits(candidates: Candidates, batch: Any) -> Tensor:
-    """Return the logits of the original model, and refuse one without them, or whose forward is random."""
-    with candidates.showing(()) as model, calling("batch"):
-        first, second = logits(model, batch), logits(model, batch)
-    if not torch.equal(first, second):
-        raise PlanError(
-            "the model must return the same logits for the same batch.",
-            f"Two forwards in evaluation differ by up to {(first - second).abs().max().item():.3g}: its forward is random.",
-            "switch sampling and noise off. Nothing was changed.",
-        )
-    if not bool(first.isfinite().all()):
-        raise PlanError(
-            "the model must return finite logits.", "Some are inf or NaN.", "give other batches. Nothing was changed."
-        )
-    return first
+def require_logits(model: nn.Module, batches: Sequence[Any]) -> None:
+    """Refuse a model without logits, whose forward is random, or whose logits for one of the batches are not finite."""
+    for i, batch in enumerate(batches):
+        with evaluating(model), torch.no_grad(), calling("batch"):
+            first = logits(model, batch)
+            second = logits(model, batch) if i == 0 else first
+        if not bool(first.isfinite().all()):
+            raise PlanError(
+                "the model must return finite logits.",
+                f"Some are inf or NaN for the batch at position {i}.",
+                "give other batches. Nothing was changed.",
+            )
+        if not torch.equal(first, second):
+            raise PlanError(
+                "the model must return the same logits for the same batch.",
+                f"Two forwards in evaluation differ by up to {(first - second).abs().max().item():.3g}: its forward is random.",
+                "switch sampling and noise off. Nothing was changed.",
+            )
 
 
 def divergences(
@@ -62,6 +66,12 @@ def divergences(
     for subset in subsets:
         with candidates.showing(subset) as model:
             after = counted(logits(model, batch), mask).log_softmax(-1)
+        if not bool(after.isfinite().all()):
+            raise PlanError(
+                "the students must return finite logits.",
+                f"Some are inf or NaN with {', '.join(' at '.join(option[::-1]) for option in subset)}.",
+                "give other batches to fit on, or a smaller lr. Nothing was changed.",
+            )
         kl = F.kl_div(after, before, reduction="none", log_target=True).sum(-1)
         differing = (before.argmax(-1) != after.argmax(-1)).sum()
         found.append(Divergence(float(kl.double().sum()), float(differing), len(before)))
@@ -155,6 +165,11 @@ def counted(values: Tensor, mask: Tensor | None) -> Tensor:
 def pairs_of(options: Sequence[Option]) -> list[tuple[Option, Option]]:
     """Return all pairs of options at different sites."""
     return [(a, b) for i, a in enumerate(options) for b in options[i + 1 :] if a[0] != b[0]]
+
+
+def swaps(options: Sequence[Option]) -> list[tuple[Option, ...]]:
+    """Return all options alone, and all pairs of them at different sites."""
+    return [*((option,) for option in options), *pairs_of(options)]
 
 
 def from_swaps(options: Sequence[Option], measured: dict[tuple[Option, ...], float]) -> Tensor:

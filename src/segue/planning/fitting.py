@@ -14,6 +14,7 @@ from segue.core.backbone import evaluating
 from segue.core.blending import call_arguments, calling, padding_mask
 from segue.core.calibrate import calibrate
 from segue.core.local_fit import Features
+from segue.diagnostics.counting import flops
 from segue.errors import DataError, StudentError
 from segue.planning.candidates import Candidates, Option
 from segue.planning.journal import Journal
@@ -22,6 +23,11 @@ from segue.training.progress import Progress
 from segue.training.recipe import Recipe
 
 SAVES = 10  # of the students, in the course of a fit
+
+
+def fit_recipe(steps: int, lr: float) -> Recipe:
+    """Return the recipe of a local fit."""
+    return Recipe(steps=steps, lr=lr, weight_decay=0.0, warmup=0.1)
 
 
 def fit_candidates(
@@ -47,6 +53,20 @@ def fit_candidates(
             _save(candidates, optimizers, errors, journal, step + 1)
         shown(step + 1, "local fit")
     return errors
+
+
+def step_operations(candidates: Candidates, batch: Any) -> int:
+    """Count the operations of one step of the local fit, without taking it."""
+
+    def run() -> None:
+        features = _record(candidates, batch)
+        for name in candidates.names:
+            trained = [p for student in candidates.at(name).values() for p in student.parameters() if p.requires_grad]
+            loss = _features_of(candidates, name, features).loss(0, 1, measured=True)
+            if trained:
+                torch.autograd.grad(loss, trained, allow_unused=True)
+
+    return flops(run)
 
 
 def _optimizer(recipe: Recipe, students: dict[str, nn.Module]) -> Optimizer | None:
@@ -83,10 +103,7 @@ def _update(
     candidates: Candidates, name: str, optimizer: Optimizer | None, features: Features, recipe: Recipe, step: int, total: int
 ) -> list[tuple[str, float]]:
     """Take one step of a candidate at all of its sites, and return the relative error before it at each."""
-    students = candidates.at(name)
-    for site in students:
-        candidates.put((site, name))
-    own = dataclasses.replace(features, calls={site: features.calls[site] for site in students}, squares={})
+    own = _features_of(candidates, name, features)
     if optimizer is None:
         with torch.no_grad():
             own.loss(0, 1, measured=True)
@@ -96,6 +113,14 @@ def _update(
         optimizer.step()
         optimizer.zero_grad()
     return [(site, float(torch.stack(found).mean().sqrt())) for site, found in own.squares.items()]
+
+
+def _features_of(candidates: Candidates, name: str, features: Features) -> Features:
+    """Put the students of a candidate at their sites, and return the features that are theirs."""
+    students = candidates.at(name)
+    for site in students:
+        candidates.put((site, name))
+    return dataclasses.replace(features, calls={site: features.calls[site] for site in students}, squares={})
 
 
 def _save(

@@ -64,8 +64,14 @@ class Journal:
             return []
         lines = files.content(path).decode("utf-8", "replace").split("\n")
         try:
-            return [json.loads(line) for line in lines[:-1]]
-        except ValueError as error:
+            found = [json.loads(line) for line in lines[:-1]]
+            for line in found[1:]:
+                if not {"name", "value"} <= set(line):
+                    raise ValueError("a line has no name, or no value")
+            if found and not isinstance(found[0], dict):
+                raise ValueError("its first line is not a key")
+            return found
+        except (ValueError, TypeError) as error:
             raise DataError(
                 f"the measurements in {path} cannot be read.",
                 f"{type(error).__name__}: {error}.",

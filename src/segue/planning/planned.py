@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from segue.border import PositiveFloat, checked
-from segue.errors import PlanError
+from segue.core import files
+from segue.errors import PlanError, nearest
 from segue.losses import FeatureGuidance, LogitDistillation
 from segue.plan import Plan, encode
 from segue.planning.candidates import KEEP, Option
@@ -25,6 +26,7 @@ from segue.students import StudentFactory
 from segue.students.per_site import PerSite
 
 FORMAT = 1
+LOSSES: dict[str, Any] = {"guidance": FeatureGuidance(), "distill": LogitDistillation()}  # of a plan, if not given
 
 
 @dataclass(frozen=True)
@@ -111,16 +113,18 @@ class Planned:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write plan.json, for `segue convert --plan`, and planned.json with everything else; return the path of the plan."""
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        write_json(self.to_dict(), place / "planned.json")
-        return write_json(self.plan.to_dict(), place / "plan.json")
+        with files.writing(place):
+            place.mkdir(parents=True, exist_ok=True)
+            write_json(self.to_dict(), place / "planned.json")
+            return write_json(self.plan.to_dict(), place / "plan.json")
 
     @checked
     def draw(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Draw the frontier, the sites x candidates and the interactions of pairs; needs matplotlib."""
         from segue.planning.figures import draw
 
-        return draw(self, Path(folder))
+        with files.writing(Path(folder)):
+            return draw(self, Path(folder))
 
     def __str__(self) -> str:
         """Format the plan as Markdown tables and notes."""
@@ -149,14 +153,21 @@ def made_plan(
     places = {site.name: site for site in sites}
     patterns: list[Pattern] = [places[name].pattern for name in places if name in chosen]
     trains = any(costs.students[option]["parameters"] for option in subset)  # else only what is around the sites can adapt
-    defaults = {
-        "schedule": staggered(order_of(prediction, subset), errors),
-        "guidance": FeatureGuidance(),
-        "distill": LogitDistillation(),
-        "train": "students" if trains else "all",
-    }
-    return Plan(
-        sites=tuple(patterns),
-        student=PerSite(students={name: students[chosen[name]] for name in places if name in chosen}),
-        **{**defaults, **settings},
-    )
+    own = {"train": "students" if trains else "all", **settings}
+    if "phases" not in settings:
+        own = {"schedule": staggered(order_of(prediction, subset), errors), **own}
+    student = PerSite(students={name: students[chosen[name]] for name in places if name in chosen})
+    return Plan(sites=tuple(patterns), student=student, **{**LOSSES, **own})
+
+
+def require_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that a plan does not have, or that planning itself decides."""
+    known = [each.name for each in dataclasses.fields(Plan) if each.name not in ("sites", "student")]
+    for name in settings:
+        if name not in known:
+            raise PlanError(
+                f"settings={{{name!r}: ...}} is no further setting of a plan.",
+                "Planning decides it." if name in ("sites", "student") else nearest(name, known),
+                f"known are {', '.join(known)}. Nothing was changed.",
+            )
+    Plan(sites="*", **{**LOSSES, **settings})

@@ -8,6 +8,8 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,18 @@ from torch import Tensor, nn
 
 from segue.border import NotNegative, PositiveFloat, PositiveInt, Seed, checked
 from segue.checkpoint.lock import locked
-from segue.core import randomness
+from segue.core import randomness, surgery
 from segue.core.blending import call_arguments, tensors
 from segue.core.tensor_files import fingerprint
 from segue.diagnostics.counting import flops
 from segue.plan import encode
 from segue.planning import damage, signals
 from segue.planning.candidates import Candidates, Option, candidates_on, named
-from segue.planning.costs import CostTable, measure_costs
-from segue.planning.fitting import fit_candidates
+from segue.planning.costs import ROUNDS, CostTable, measure_costs
+from segue.planning.fitting import fit_candidates, fit_recipe, step_operations
 from segue.planning.journal import Journal
-from segue.planning.planned import Choice, Planned, made_plan
-from segue.planning.prediction import Prediction, corrected, uncorrected
+from segue.planning.planned import Choice, Planned, made_plan, require_settings
+from segue.planning.prediction import Prediction, corrected
 from segue.planning.signals import Signal
 from segue.planning.solving import (
     FRONTIER_SECONDS,
@@ -37,15 +39,13 @@ from segue.planning.solving import (
     Saving,
     Solution,
     most_possible,
-    require_metrics,
+    require_possible,
     solve,
 )
 from segue.sites import Selector, select
 from segue.students import StudentFactory
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
-
-LEAST_SUBSETS = 8  # fewer correct nothing
 
 
 @checked
@@ -59,7 +59,7 @@ def plan_replacement(
     fit_steps: PositiveInt = 32,
     lr: PositiveFloat = 1e-3,
     closed_form: bool = False,
-    subsets: int = 48,
+    subsets: PositiveInt = 48,
     measure_on: PositiveInt = 2,
     recall: NotNegative = 0.0,
     augmented: NotNegative = 0.0,
@@ -79,29 +79,33 @@ def plan_replacement(
     further ones of the `Plan`. In a `folder` an interrupted plan resumes.
     """
     begun = time.monotonic()
-    factories = named(candidates)
+    factories, given = named(candidates), dict(settings or {})
+    require_settings(given)
     budget = Frontier() if budget is None else budget
-    every = list(signals.on_batches(batches).batches)
+    most = None if closed_form else measure_on + fit_steps  # more are never looked at
+    every = list(signals.on_batches(islice(batches, most)).batches)
     held, fitted = every[:measure_on], every[measure_on:] or every
     measured = [signals.on_batches(held)]
     measured += [signals.recall(model, weight=recall, seed=seed)] if recall else []
     measured += [signals.augmented(held, weight=augmented, seed=seed)] if augmented else []
-    recipe = Recipe(steps=fit_steps, lr=lr, weight_decay=0.0, warmup=0.1)
+    recipe = fit_recipe(fit_steps, lr)
     shape = cost_batch if cost_batch is not None else held[0]
     place = None if folder is None else Path(folder)
     with ExitStack() as stack:
         stack.enter_context(randomness.kept())
         if place is not None:
             stack.enter_context(locked(place))
+        surgery.refuse_wrapped(model)
+        surgery.refuse_running(model)
+        damage.require_logits(model, held)
         tried = stack.enter_context(candidates_on(model, sites, factories, held[0], seed))
-        damage.original_logits(tried, held[0])
         known = [recipe, closed_form, subsets, measure_on, seed, [s.weight for s in measured]]
         journal = Journal(place, _key(every, shape, tried, factories, known))
         work = _Work(tried, journal, stack.enter_context(closing(Progress(progress, _amount(recipe, measured)))))
-        errors = fit_candidates(tried, fitted, recipe, journal, closed_form=closed_form, shown=work.shown)
-        work.done = fit_steps
         costs = work.costs(shape)
-        require_metrics(budget, costs)
+        require_possible(budget, costs)  # before the work of minutes begins
+        errors = fit_candidates(tried, fitted, recipe, journal, closed_form=closed_form, shown=work.shown)
+        work.done += fit_steps
         matrix, notes = work.curvature(measured, seed)
         prediction, differing = work.predictions(measured, matrix, subsets, seed)
         spent = {**work.spent(fitted, shape, measured, fit_steps), "seconds": time.monotonic() - begun}
@@ -109,7 +113,6 @@ def plan_replacement(
     problem, other = Problem(prediction, costs), Problem(differing, costs)
     found = solve(budget, problem, other)
     places = tuple(select(model, sites))
-    given = dict(settings or {})
     return Planned(
         plan=made_plan(places, factories, prediction, errors, costs, found.subset, given),
         choice=_choice(found, prediction, differing, costs),
@@ -134,6 +137,7 @@ class _Work:
     def __init__(self, candidates: Candidates, journal: Journal, shown: Progress) -> None:
         self.candidates, self.journal, self.shown = candidates, journal, shown
         self.done = 0
+        self.drawn: list[tuple[Option, ...]] = []
 
     def _moved(self, text: str) -> None:
         self.done += 1
@@ -172,7 +176,7 @@ class _Work:
     def _by_swaps(self, measured: Sequence[Signal]) -> Tensor:
         """Measure all single and pair swaps on the first batch of each signal."""
         options = self.candidates.options
-        swaps: list[tuple[Option, ...]] = [(option,) for option in options] + [*damage.pairs_of(options)]
+        swaps = damage.swaps(options)
         total: dict[tuple[Option, ...], float] = dict.fromkeys(swaps, 0.0)
         for signal in measured:
             for swap, found in zip(swaps, self._divergences(f"swaps/{signal.name}", signal, 0, swaps), strict=True):
@@ -191,7 +195,7 @@ class _Work:
     def predictions(self, measured: Sequence[Signal], matrix: Tensor, count: int, seed: int) -> tuple[Prediction, Prediction]:
         """Measure random subsets, and correct the quadratic form by them: for the divergence, and for differing choices."""
         options = self.candidates.options
-        drawn = damage.random_subsets(options, count, seed)
+        drawn = self.drawn = damage.random_subsets(options, count, seed)
         kl, differing = [0.0] * len(drawn), [0.0] * len(drawn)
         whole = sum(signal.weight for signal in measured)
         for signal in measured:
@@ -201,27 +205,55 @@ class _Work:
                 self._moved("subsets")
             kl = [a + signal.weight * float(b) for a, b in zip(kl, sums[:, 0] / sums[:, 2], strict=True)]
             differing = [a + signal.weight / whole * float(b) for a, b in zip(differing, sums[:, 1] / sums[:, 2], strict=True)]
-        if len(drawn) < LEAST_SUBSETS:
-            return uncorrected(options, matrix), uncorrected(options, matrix)
         return corrected(options, matrix, drawn, kl), corrected(options, matrix, drawn, differing)
 
-    def spent(self, held: Sequence[Any], shape: Any, measured: Sequence[Signal], fit_steps: int) -> dict[str, float]:
-        """Count what the planning takes: inputs that pass the model, and operations; one forward is counted for all."""
-        fitted = fit_steps * sum(map(_inputs, held)) / len(held)
-        inputs = passes = 0.0
+    def spent(self, fitted: Sequence[Any], shape: Any, measured: Sequence[Signal], fit_steps: int) -> dict[str, float]:
+        """Count what the planning takes: inputs that pass the model, and operations.
+
+        One pass of each kind is counted, on the first batch to fit on; others take as many operations for each input.
+        """
+        candidates, batch = self.candidates, fitted[0]
+        plain = self._forward(batch, ())
+        extra = {
+            name: (self._forward(batch, [(site, name) for site in candidates.at(name)]) - plain) / len(candidates.at(name))
+            for name in candidates.names
+        }
+        curved = any(isinstance(self.journal.get(f"curvature/{signal.name}/0"), list) for signal in measured)
+        product = self._product(batch) if curved else 0.0
+        known = _inputs(batch)
+        seen = fit_steps * sum(map(_inputs, fitted)) / len(fitted)
+        operations = seen * step_operations(candidates, batch) / known
         for signal in measured:
-            for i, batch in enumerate(signal.batches):
-                swaps = self.journal.get(f"swaps/{signal.name}") if i == 0 else None
-                forwards = 1 + len(self.journal.get(f"subsets/{signal.name}/{i}") or ()) + len(swaps or ())
-                curved = isinstance(self.journal.get(f"curvature/{signal.name}/{i}"), list)
-                products = len(self.candidates.options) if curved else 0
-                inputs += (forwards + products) * _inputs(batch)
-                passes += (forwards + 2 * products) * _inputs(batch)  # a value and its derivative
-        with self.candidates.showing(()) as model:
-            args, kwargs = call_arguments(held[0])
-            one = flops(lambda: model(*args, **kwargs)) / _inputs(held[0])
-        students = sum(cost["flops"] for cost in self.journal["costs"]["students"]) / _inputs(shape)
-        return {"inputs": inputs + fitted, "flops": passes * one + fitted * (one + 3 * students)}
+            for i, each in enumerate(signal.batches):
+                subsets = self._shown(signal, i)
+                products = len(candidates.options) * isinstance(self.journal.get(f"curvature/{signal.name}/{i}"), list)
+                passes = [plain + sum(extra[name] for _, name in subset) for subset in subsets] + [product] * products
+                seen += len(passes) * _inputs(each)
+                operations += sum(passes) * _inputs(each) / known
+        first = _inputs(measured[0].batches[0])
+        trials = 1 + len(measured[0].batches) + len(candidates.names)  # whether the forward is random, what fits
+        seen += trials * first + 2 * (ROUNDS + 2) * _inputs(shape)
+        operations += trials * first * plain / known + self.journal["costs"].get("operations", 0.0)
+        return {"inputs": seen, "flops": operations}
+
+    def _forward(self, batch: Any, subset: Sequence[Option]) -> int:
+        args, kwargs = call_arguments(batch)
+        with self.candidates.showing(subset) as model:
+            return flops(lambda: model(*args, **kwargs))
+
+    def _product(self, batch: Any) -> float:
+        """Count a forward-mode product, at the first and at the last site: what lies behind a site takes part in it."""
+        ends = (self.candidates.options[0], self.candidates.options[-1])
+        return sum(flops(partial(damage.product_of, self.candidates, end, batch)) for end in ends) / 2
+
+    def _shown(self, signal: Signal, place: int) -> list[tuple[Option, ...]]:
+        """Return the subsets that were shown on a batch."""
+        found: list[tuple[Option, ...]] = []
+        if f"subsets/{signal.name}/{place}" in self.journal:
+            found += [(), *self.drawn]
+        if place == 0 and f"swaps/{signal.name}" in self.journal:
+            found += [(), *damage.swaps(self.candidates.options)]
+        return found
 
 
 def _inputs(batch: Any) -> int:
@@ -262,7 +294,7 @@ def _choice(found: Solution, prediction: Prediction, differing: Prediction, cost
 
 def _frontier(problem: Problem, differing: Prediction, metric: str) -> Iterable[Choice]:
     """Yield the least damage at as many levels of saving as there are sites."""
-    most, levels = most_possible(problem, metric), len(problem.sites)
+    most, levels = most_possible(problem.costs, metric), len(problem.sites)
     seen: set[tuple[Option, ...]] = set()
     for level in range(1, levels + 1):
         wanted = {metric: most * level / levels * (1 - 1e-9)}

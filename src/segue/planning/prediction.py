@@ -14,6 +14,7 @@ from segue.planning.candidates import Option
 PENALTIES = tuple(10.0**power for power in range(-3, 5))  # of the ridge regression, relative to the noise
 FOLDS = 5
 COVERAGE = 0.9  # of the intervals
+LEAST = 8  # subsets: fewer correct the form, and tell nothing about the error
 FLOOR = 0.02  # of the mean damage: errors of smaller numbers are judged as if they were this large
 BASIC = 1e-3  # of the mean of the diagonal: what is not seen in the quadratic form may still be this large
 
@@ -80,13 +81,14 @@ def corrected(
     r2 = 1 - float(((y - held_out) ** 2).sum()) / spread if spread > 0 else None
     relative = ((y - held_out).abs() / (held_out + floor)).sort().values
     place = min(len(y) - 1, math.ceil(COVERAGE * (len(y) + 1)) - 1)  # as in split conformal prediction
+    sure = float(relative[place]) if len(y) >= LEAST else math.inf
     weights = _ridge(x, y, noise)
     count, (rows, columns) = len(options), _places(options)
     final = weights[0] * pairs
     final[rows, columns] += weights[1 + count :] * units[1 + count :]
     return Prediction(
         tuple(options), weights[0] * singles + weights[1 : 1 + count] * units[1 : 1 + count], final,
-        float(relative[place]), floor, r2, len(y),
+        sure, floor, r2 if len(y) >= LEAST else None, len(y),
     )  # fmt: skip
 
 

@@ -32,15 +32,16 @@ def sentences(found: Planned) -> list[str]:
     """Return what the numbers mean, in a few sentences."""
     choice, prediction = found.choice, found.prediction
     low, high = choice.interval
+    within = f" ({significant(low)} to {significant(high)} in nine cases of ten)" if math.isfinite(high) else ""
     saved = ", ".join(f"{NAMES[name]} {value:.1%}" for name, value in choice.saved.items())
     sure = (
         f"Predicted from {prediction.measured} measured subsets; on held-out ones R2 is {prediction.r2:.2f}."
         if prediction.r2 is not None
-        else "Predicted by the quadratic form alone: too few subsets to correct it, and no interval."
+        else f"Predicted from {counted(prediction.measured, 'measured subset')}: too few for an interval."
     )
     return [
         f"Replaced: {len(choice.subset)} of {len(found.sites)} sites. Before training the KL to the original is "
-        f"{significant(choice.kl)} ({significant(low)} to {significant(high)} in nine cases of ten), and "
+        f"{significant(choice.kl)}{within}, and "
         f"{choice.differing:.1%} of the first choices differ.",
         f"Saved of the complete model ({found.costs.shape}): {saved}.",
         sure,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any
+from itertools import combinations, product
 
 import torch
 from torch import Tensor
@@ -20,6 +19,8 @@ from segue.planning.prediction import Prediction
 FEW = 50_000  # choices that are all tried
 SECONDS = 20.0  # for one solution by milp
 FRONTIER_SECONDS = 60.0  # for all points of a frontier together
+
+Row = tuple[dict[int, float], float]  # terms by their place, and the most that they may add up to
 
 
 @checked
@@ -158,16 +159,10 @@ class Problem:
         except ImportError:
             raise MissingExtraError("planning needs scipy.", "It is not installed.", "pip install 'segue[lab]'") from None
         p, count = self.prediction, len(self.options)
-        pairs = [(i, j) for i, j in product(range(count), repeat=2) if i < j and float(p.pairs[i, j]) != 0.0]
+        pairs = [(i, j) for i, j in combinations(range(count), 2) if self.options[i][0] != self.options[j][0]]
         width = count + len(pairs)
         damage = np.concatenate([p.singles.numpy(), [float(p.pairs[i, j]) for i, j in pairs]])
-        rows: list[tuple[dict[int, float], float]] = [(dict.fromkeys(here, 1.0), 1.0) for here in self.at.values()]
-        for place, (i, j) in enumerate(pairs, start=count):
-            if damage[place] < 0:  # the product may be at most each factor
-                rows += [({place: 1.0, i: -1.0}, 0.0), ({place: 1.0, j: -1.0}, 0.0)]
-            else:  # and at least their sum less 1
-                rows.append(({place: -1.0, i: 1.0, j: 1.0}, 1.0))
-        rows += [({i: float(v) for i, v in enumerate(values)}, limit) for values, limit in limits]
+        rows = self._rows(pairs, limits)
         rows += [] if most is None else [(dict(enumerate(damage.tolist())), most)]
         places = [(row, column, value) for row, (terms, _) in enumerate(rows) for column, value in terms.items()]
         matrix = sparse.csr_array(
@@ -195,6 +190,29 @@ class Problem:
         return Solution(
             known[best], max(0.0, scores[best] - (max(0.0, least) if saves is None else least))
         )  # no damage is below 0
+
+    def _rows(self, pairs: Sequence[tuple[int, int]], limits: Sequence[tuple[Tensor, float]]) -> list[Row]:
+        """Return the constraints on the options and on the products of pairs, as terms and what they may add up to.
+
+        A product is what it should be by the products of all constraints with each option, and with its absence; those of the
+        limits make the bound of the relaxation much closer.
+        """
+        count = len(self.options)
+        place = {pair: count + k for k, pair in enumerate(pairs)}
+        given: list[Row] = [(dict.fromkeys(here, 1.0), 1.0) for here in self.at.values()]
+        given += [({i: float(v) for i, v in enumerate(values)}, limit) for values, limit in limits]
+        rows = list(given)
+        for i, (site, _) in enumerate(self.options):
+            with_i = {j: place.get((min(i, j), max(i, j))) for j in range(count)}  # None at the same site: never both
+            for terms, limit in given:
+                if set(terms) == set(self.at[site]):
+                    continue
+                products = {k: v for j, v in terms.items() if (k := with_i[j]) is not None}
+                own = terms.get(i, 0.0)
+                rows.append(({**products, i: own - limit}, 0.0))
+                without = {j: v for j, v in terms.items() if j != i}
+                rows.append(({**without, **{k: -v for k, v in products.items()}, i: limit}, limit))
+        return rows
 
     def _objective(self, subset: Sequence[Option], saves: Tensor | None) -> float:
         if saves is None:
@@ -233,50 +251,42 @@ class Problem:
 def solve(budget: Budget, problem: Problem, differing: Problem) -> Solution:
     """Return the best choice under a budget; one that cannot be met is refused."""
     if isinstance(budget, Frontier):
-        most = most_possible(problem, budget.saves)
-        found = problem.least_damage({budget.saves: budget.choose * most}) if most > 0 else None
-        if found is None:
-            raise PlanError(
-                f"no candidate saves {budget.saves}.",
-                f"Measured on inputs of {problem.costs.shape}, each costs as much as what it replaces, or more.",
-                "give longer inputs as cost_batch, another metric, or cheaper candidates. Nothing was changed.",
-            )
+        level = budget.choose * most_possible(problem.costs, budget.saves)
+        found = problem.least_damage({budget.saves: level * (1 - 1e-9)})
+        assert found is not None
         return found
     if isinstance(budget, Saving):
         best = problem.least_damage(budget.wanted)
         if best is None:
-            possible = ", ".join(f"{name} {most_possible(problem, name):.1%}" for name in budget.wanted)
-            wanted = ", ".join(f"{name} {least:.1%}" for name, least in budget.wanted.items())
-            raise PlanError(
-                f"no choice of these candidates saves {wanted}.",
-                f"The most that each can be saved is {possible} of the model.",
-                "ask for less, or give cheaper candidates. Nothing was changed.",
-            )
+            raise _impossible(budget, problem.costs)
         return best
     limited = problem if budget.kl is not None else differing
     limit = budget.kl if budget.kl is not None else budget.differing
     assert limit is not None
     found = limited.most_saved(budget.saves, limit)
     if found is None or not found.subset:
-        least = min(limited.prediction.of([option]) for option in limited.options)
+        saving = [option for option in limited.options if problem.costs.saved(option, budget.saves) > 0]
+        least = min(limited.prediction.of([option]) for option in saving)
         name = "a KL" if budget.kl is not None else "a fraction of differing predictions"
         raise PlanError(
             f"no candidate stays within {name} of {limit:g} and saves {budget.saves}.",
-            f"The least damage of a single one is {least:.3g}, before training.",
+            f"The least damage of a single one that saves any is {least:.3g}, before training.",
             "allow more, or give candidates that are closer to the original. Nothing was changed.",
         )
     return found
 
 
-def most_possible(problem: Problem, metric: str) -> float:
+def most_possible(costs: CostTable, metric: str) -> float:
     """Return the most that can be saved: at each site by the option that saves most, if it saves anything."""
-    values = problem.saved(metric)
-    return float(sum(max(0.0, float(values[here].max())) for here in problem.at.values()))
+    best: dict[str, float] = {}
+    for option in costs.students:
+        best[option[0]] = max(best.get(option[0], 0.0), costs.saved(option, metric))
+    return sum(best.values())
 
 
-def require_metrics(budget: Budget, costs: CostTable) -> None:
-    """Refuse a budget on what this model does not have."""
-    wanted: list[Any] = list(budget.wanted) if isinstance(budget, Saving) else [budget.saves]
+def require_possible(budget: Budget, costs: CostTable) -> None:
+    """Refuse a budget on what this model does not have, or that no choice can meet, as far as the costs alone tell."""
+    wanted: Mapping[str, float] = budget.wanted if isinstance(budget, Saving) else {budget.saves: 0.0}
     for metric in wanted:
         if metric not in costs.total or costs.total[metric] <= 0:
             raise PlanError(
@@ -284,3 +294,22 @@ def require_metrics(budget: Budget, costs: CostTable) -> None:
                 f"Measured are {', '.join(costs.total)}; decoding needs a causal model with a key/value cache and input_ids.",
                 "choose another metric. Nothing was changed.",
             )
+    if isinstance(budget, Saving):
+        if any(most_possible(costs, metric) < least - 1e-12 for metric, least in wanted.items()):
+            raise _impossible(budget, costs)
+    elif most_possible(costs, budget.saves) <= 0:
+        raise PlanError(
+            f"no candidate saves {budget.saves}.",
+            f"Measured on inputs of {costs.shape}, each costs as much as what it replaces, or more.",
+            "give longer inputs as cost_batch, another metric, or cheaper candidates. Nothing was changed.",
+        )
+
+
+def _impossible(budget: Saving, costs: CostTable) -> PlanError:
+    possible = ", ".join(f"{name} {most_possible(costs, name):.1%}" for name in budget.wanted)
+    wanted = ", ".join(f"{name} {least:.1%}" for name, least in budget.wanted.items())
+    return PlanError(
+        f"no choice of these candidates saves {wanted}.",
+        f"The most that each can be saved is {possible} of the model.",
+        "ask for less, or give cheaper candidates. Nothing was changed.",
+    )
