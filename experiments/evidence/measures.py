@@ -57,8 +57,9 @@ def swapped(run: Result) -> float | None:
 
 def at_a_tenth(run: Result) -> float | None:
     """Return the score of the students alone after a tenth of the run."""
-    step = run.train_info.total_steps / 10
-    return next((value for at, value in overall_values(run, "students") if abs(at - step) <= 1), None)
+    steps = run.train_info.total_steps
+    near = max(1.0, 0.01 * steps)
+    return next((value for at, value in overall_values(run, "students") if abs(at - steps / 10) <= near), None)
 
 
 def area_over_flops(run: Result, until: float = math.inf) -> float | None:

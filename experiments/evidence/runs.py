@@ -19,6 +19,7 @@ from experiments.evidence.settings import SETTINGS, Case, Setting
 from segue.errors import ConfigError, nearest
 from segue.lab import tune
 from segue.lab.config import Run, changed
+from segue.lab.presets import early_evaluations
 from segue.lab.variants import Variant
 
 REFERENCE = known_arms.REFERENCE
@@ -60,7 +61,8 @@ def _run(setting: Setting, case: Case, arm: Arm, seed: int, steps: int | None, a
     variant = Variant(arm.name, arm.label, arm.plan)
     run = preset.run(variant, seed=seed, data_fraction=case.data_fraction, group=case.group, **case.plan)
     recipe = replace(run.recipe, lr=arm.lr, steps=steps or run.recipe.steps)
-    return replace(run, recipe=recipe, evaluations=preset.evaluations, alone=alone)  # at even distances
+    evaluations = early_evaluations(recipe.steps or 0, preset.evaluations)  # dense where work to a target is decided
+    return replace(run, recipe=recipe, evaluations=evaluations, alone=alone)
 
 
 def _at_one_rate(runs: list[Run], tuned: Path) -> list[Run]:

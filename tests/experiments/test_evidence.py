@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from experiments.evidence import claims, judges, measures
+from experiments.evidence import claims, judges, keep, measures, tables
 from experiments.evidence.arms import OURS, OUTSIDE, Start, eight, further
 from experiments.evidence.judges import Evidence, Finding
 from experiments.evidence.runs import ONE_RATE, runs
@@ -176,3 +176,31 @@ def test_outcomes_are_summed_over_places_and_parts(parts, outcome):
 def test_four_seeds_judge_nothing(digits):
     few = replace(digits, arms={name: {seed: found[seed] for seed in range(4)} for name, found in digits.arms.items()})
     assert judges.higher("dcr_dfg", "student_only")(Evidence((few,))) == []
+
+
+def test_the_tables_have_the_numbers_of_the_page_of_results(digits):
+    text = tables.markdown([digits])
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert "| local_fit | 5 | 160 GFLOPs | 160 GFLOPs | 95.8 ± 0.3 |" in text
+    assert "| 95.8 ± 0.3 % | 91.4 ± 0.2 % | 160 GFLOPs | 160 GFLOPs |" in page
+    assert "0.753 (0.642 to 0.884) times the work of halo" in text
+
+
+def test_what_is_kept_has_no_path_of_the_machine(digits, tmp_path):
+    runs_folder = tmp_path / "runs"
+    for seed, run in digits.arms["local_fit"].items():
+        records.write(run, runs_folder / "digits" / f"local_fit-seed{seed}")
+    chosen = {
+        "format": 1,
+        "place": str(tmp_path / "runs.py"),
+        "options": {"setting": "digits", "data": str(tmp_path)},
+        "methods": [],
+    }
+    records.write_json(chosen, runs_folder / "digits_further_tune" / "tuned.json")
+    written = keep.keep("digits", runs_folder, tmp_path / "kept")
+    assert [path.relative_to(tmp_path / "kept").as_posix() for path in written] == [
+        "results/digits/results.jsonl",
+        "tuned/digits_further.json",
+    ]
+    assert not any(str(tmp_path) in path.read_text() for path in written)
+    assert len(records.read_all(tmp_path / "kept" / "results" / "digits")) == 5
