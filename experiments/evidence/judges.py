@@ -9,6 +9,7 @@ from typing import Literal
 
 from experiments.evidence.arms import OUTSIDE
 from experiments.evidence.measures import FINAL, Measure, Runs, work, work_ratio
+from experiments.evidence.settings import SETTINGS
 from segue.lab.report import table_one
 from segue.reporting import records
 from segue.reporting.formatting import flops, significant
@@ -17,13 +18,10 @@ from segue.reporting.statistics import FEWEST, Interval, estimate, paired_differ
 
 Outcome = Literal["confirmed", "refuted", "open"]
 ROOT = Path(__file__).parents[2]
-RECIPES = "recipes"
+RECIPES, ALONE = "recipes", "alone"  # the second: of any setting, from runs that had the machine for themselves
 FOLDERS = {  # of committed results, by setting
     RECIPES: ROOT / "experiments" / "recipes" / "results",
-    **{
-        name: ROOT / "experiments" / "evidence" / "results" / name
-        for name in ("digits", "fashion", "cifar100", "minilm", "stories", "alone")
-    },
+    **{name: ROOT / "experiments" / "evidence" / "results" / name for name in (*SETTINGS, ALONE)},
 }
 OLD_NAMES = {"local_fit": "fit_4x4_jump", "halo": "halo_50", "fit_adaptive": "fit_adaptive_kl"}  # in experiments/recipes
 
@@ -68,7 +66,7 @@ class Evidence:
     def of(self, *arms: str, settings: Sequence[str] = ()) -> Iterator[Place]:
         """Yield the places that have these arms; times of runs beside others are in none of them."""
         for place in self.places:
-            if place.has(*arms) and place.setting in (settings or set(FOLDERS) - {"alone"}):
+            if place.has(*arms) and place.setting in (settings or set(FOLDERS) - {ALONE}):
                 yield place
 
 
@@ -78,7 +76,8 @@ def places_of(setting: str, results: list[Result]) -> list[Place]:
     groups: dict[str, dict[str, Runs]] = {}
     for result in results:
         info = result.run_info
-        groups.setdefault(info.group, {}).setdefault(names.get(info.method, info.method), {})[info.seed] = result
+        group = f"{info.experiment}, {info.group}" if setting == ALONE else info.group
+        groups.setdefault(group, {}).setdefault(names.get(info.method, info.method), {})[info.seed] = result
     return [Place(setting, group, arms) for group, arms in groups.items()]
 
 
@@ -99,7 +98,7 @@ def earlier(ours: str, theirs: str, *, fraction: float = 0.95, factor: float = 1
     """Claim: one arm holds a fraction of the teacher with less work than another, or than a factor of it."""
 
     def judge(evidence: Evidence) -> list[Finding]:
-        settings = ("alone",) if axis == "seconds" else ()
+        settings = (ALONE,) if axis == "seconds" else ()
         places = evidence.of(ours, theirs, settings=settings)
         return [_earlier(place, ours, theirs, fraction, factor, axis) for place in places]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from experiments.evidence.judges import ALONE
 from experiments.evidence.settings import SETTINGS
 from segue.lab.tune import FILE
 from segue.reporting import records
@@ -30,7 +31,7 @@ def keep(name: str, runs: Path = RUNS, here: Path = HERE) -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=(*SETTINGS, "alone"))
+    parser.add_argument("name", choices=(*SETTINGS, ALONE))
     for path in keep(parser.parse_args().name):
         print(path)
 

@@ -33,14 +33,15 @@ def runs(
     seeds: int = 5,
     steps: int | None = None,
     only: str = "",
+    group: str = "",
     one_rate: str = "",
     alone: bool = False,
     data: str = "",
 ) -> list[Run]:
     """Return arms x groups x seeds of a setting; the seed varies slowest, so that an interrupted grid has complete seeds.
 
-    `only` selects arms by a part of their name, `one_rate` is a tuned.json whose rate for student-only training all arms get
-    (the paper's protocol), `alone` notes that nothing else runs on the machine, `data` is the folder SEGUE_DATA.
+    `only` and `group` select arms and groups by a part of their name. `one_rate` is a tuned.json whose rate for student-only
+    training all arms get (the paper's protocol). `alone` notes that nothing else runs on the machine. `data` is SEGUE_DATA.
     """
     if data:
         os.environ["SEGUE_DATA"] = data
@@ -50,6 +51,7 @@ def runs(
         _run(found, case, arm, seed, steps, alone)
         for seed in range(seeds)
         for case in found.cases
+        if group in case.group
         for arm in arms_of(case.start)
         if only in arm.name
     ]

@@ -144,8 +144,8 @@ def stories() -> Setting:
         task=task,
         teacher=Teacher(task=task, stages=()),
         recipe=Recipe(steps=80, warmup=0.05, weight_decay=0.0),
-        batch=8,
-        evaluations=8,
+        batch=4,
+        evaluations=6,
         diagnostics=(),
     )
     start = Start(lr=RATES, fit=RATES, after=RATES, distill=KL, labels=0.0)

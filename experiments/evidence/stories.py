@@ -37,18 +37,16 @@ class HeldOutStories(Stories):
         return Fidelity(str(located(self.model)))
 
     def load(self, *, data_fraction: float = 1.0, seed: int = 0) -> Loaded:
-        """Load the model and its texts from the folder of data."""
-        if not self.hold_out:
-            here = Stories(model=str(located(self.model)), text=str(located(self.text)))
-            return here.load(data_fraction=data_fraction, seed=seed)
-        known = replace(self, hold_out=0).load()
-        ids = load_file(located(self.text))["input_ids"].long()[:-HELD_OUT]
-        held, train = ids[: self.hold_out], ids[self.hold_out :]
-        validation = InOrder(len(held), AT_ONCE, lambda chosen: {"input_ids": held[chosen]})
+        """Load the model and its texts from the folder of data; evaluations during a run use the first of the held-out ones."""
+        here = Stories(model=str(located(self.model)), text=str(located(self.text)))
+        known = here.load(data_fraction=data_fraction, seed=seed)
+        ids = load_file(here.text)["input_ids"].long()
+        train, held = ids[self.hold_out : -HELD_OUT], ids[: self.hold_out] if self.hold_out else ids[-HELD_OUT:]
+        final, few = (InOrder(count, AT_ONCE, lambda chosen: {"input_ids": held[chosen]}) for count in (len(held), AT_ONCE))
         return replace(
             known,
             train=lambda size, seed: Batches(len(train), size, lambda chosen, _: {"input_ids": train[chosen]}, seed=seed),
-            validation=validation,
-            final=validation,
+            validation=few if len(held) > AT_ONCE else final,
+            final=final,
             examples=len(train),
         )

@@ -204,3 +204,14 @@ def test_what_is_kept_has_no_path_of_the_machine(digits, tmp_path):
     ]
     assert not any(str(tmp_path) in path.read_text() for path in written)
     assert len(records.read_all(tmp_path / "kept" / "results" / "digits")) == 5
+
+
+def test_seconds_are_those_of_runs_that_had_the_machine_for_themselves(digits):
+    judge = judges.earlier("local_fit", "dcr_dfg", axis="seconds")
+    assert judge(Evidence((digits,))) == []
+    (finding,) = judge(Evidence((replace(digits, setting="alone"),)))
+    assert finding.outcome == "confirmed"
+
+
+def test_a_group_can_be_left_out():
+    assert {run.group for run in runs("minilm", seeds=1, group="Linear")} == {"Linear attention"}
