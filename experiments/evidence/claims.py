@@ -386,6 +386,8 @@ def markdown(evidence: Evidence) -> str:
         "",
         *_sources(evidence),
         "",
+        "[What is run for it, in which order and for how long](../experiments/evidence/README.md).",
+        "",
     ]
     return "\n".join(lines)
 
