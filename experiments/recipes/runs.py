@@ -11,11 +11,10 @@ Expected: teacher 0.958. Untuned, one seed: student-only 0.830, DCR + DFG 0.948,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
+from experiments.evidence.arms import Arm, fitted, phased
 from segue import methods
 from segue.data.digits import Digits
 from segue.lab.config import Run, Stage, Teacher
@@ -23,35 +22,14 @@ from segue.lab.models import SmallViT
 from segue.lab.presets import Preset
 from segue.lab.tasks import ImageTask
 from segue.lab.variants import Variant
-from segue.losses import FeatureGuidance, LogitDistillation
+from segue.losses import LogitDistillation
 from segue.phases import Phase
-from segue.plan import Plan
 from segue.schedules import Adaptive, aggr20
 from segue.training.recipe import Recipe
 
 REFERENCE = "student_only"  # what every recipe must beat
 IMAGES = 0.248  # of 1,297: 320 images, 32 of each class
 TENTHS = 10  # evaluations, at even distances
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One line of the table: a method and the learning rate that `segue tune` starts from."""
-
-    name: str
-    label: str
-    lr: float
-    plan: Callable[..., Plan]
-
-
-def phased(*phases: Phase) -> Callable[..., Plan]:
-    """Follow these phases with feature guidance and, outside of local fits, distillation."""
-    return partial(Plan, phases=phases, guidance=FeatureGuidance(), distill=LogitDistillation())
-
-
-def fitted(length: float, then: Phase, **settings: Any) -> Callable[..., Plan]:
-    """Fit each student to its teacher for a part of the run, then go on with the model's own loss."""
-    return phased(Phase(name="local fit", length=length, local=True, **settings), then)
 
 
 DCR_DFG = Phase(name="handover", schedule=aggr20())  # the guidance falls with alpha

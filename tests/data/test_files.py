@@ -17,7 +17,7 @@ from segue.data import (
     Parquet,
     Torchvision,
 )
-from segue.data.files import optional
+from segue.data.files import located, optional
 from segue.errors import MissingExtraError
 from tests.data.source_files import (
     IMAGES,
@@ -105,3 +105,15 @@ def test_home_is_found_but_not_stored(tmp_path: Path, monkeypatch: Any):
     source = Idx(folder="~/mnist")
     assert len(source().train) == 30
     assert source.folder == "~/mnist"
+
+
+def test_a_relative_path_is_looked_for_in_the_folder_of_data(tmp_path, monkeypatch):
+    (tmp_path / "data" / "mnist").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert located("mnist") == Path("mnist")  # without the variable nothing else is tried
+    monkeypatch.setenv("SEGUE_DATA", str(tmp_path / "data"))
+    assert located("mnist") == tmp_path / "data" / "mnist"
+    assert located("other") == Path("other")  # the error names what was asked for
+    assert located(tmp_path / "mnist") == tmp_path / "mnist"
+    (tmp_path / "mnist").mkdir()
+    assert located("mnist") == Path("mnist")  # what is here wins

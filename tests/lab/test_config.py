@@ -99,6 +99,7 @@ OTHER = {  # another valid value where half, twice or not would make no sense
     "early_stopping": segue.EarlyStopping(),
     "phases": (segue.phases.Phase(name="all"),),
     "reference": "dcr",
+    "weights": "kept.safetensors",
     "choice": Choice(settings={}, trials=3, seeds=1, hold_out=10, score=None),
 }
 
@@ -124,7 +125,7 @@ def settings_of(value, path=""):
 
 def test_anything_else_changes_the_hash():
     run = tiny_runs.config()
-    names = {"experiment", "method", "label", "group", "reference", "choice"}
+    names = {"experiment", "method", "label", "group", "reference", "choice", "alone"}
     seen = {config_hash(run): "nothing"}
     paths = []
     for path, other in settings_of(run):

@@ -137,3 +137,17 @@ def test_a_reference_without_a_run_is_refused(reference, tmp_path):
     with pytest.raises(ConfigError, match="REFERENCE of the experiment") as caught:
         written(tmp_path, f"{RUNS}\nREFERENCE = {reference}\n").runs()
     assert "theseus" in str(caught.value)
+
+
+def test_a_file_of_a_package_imports_its_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "my_experiments" / "mine"
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
+    (folder / "arms.py").write_text("STEPS = 3")
+    text = "from my_experiments.mine.arms import STEPS\nfrom tests.helpers import tiny_runs\n"
+    place = folder / "runs.py"
+    place.write_text(text + "def runs(): return [tiny_runs.config(batch=STEPS)]")
+    assert Experiment(str(place)).runs()[0].batch == 3
+    assert str(tmp_path) in sys.path

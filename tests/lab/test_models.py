@@ -5,8 +5,9 @@ import sys
 import pytest
 import torch
 
+from segue.core.tensor_files import write
 from segue.data import Digits
-from segue.errors import ConfigError, MissingExtraError
+from segue.errors import ConfigError, DataError, MissingExtraError
 from segue.lab.models import SmallViT, Timm, build, example, kinds
 
 
@@ -61,3 +62,31 @@ def test_patches_divide_the_image():
         SmallViT(patch=3)(Digits()(), None, 0)
     assert "8 x 8 pixels" in str(caught.value)
     assert SmallViT(patch=3)(Digits()(), 9, 0).positions.shape == (1, 9, 48)
+
+
+def test_a_stem_of_convolutions_makes_the_same_tokens():
+    model = SmallViT(patch=4, width=16, depth=1, convolutional=True)
+    built = model(Digits()(), None, 0)
+    assert built.positions.shape == (1, 4, 16)
+    assert built.patches(torch.zeros(2, 1, 8, 8)).shape == (2, 16, 2, 2)
+    assert not any(name.endswith("running_mean") for name, _ in built.named_buffers())  # nothing drifts while it is frozen
+    assert built(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    for patch in (1, 6):
+        with pytest.raises(ConfigError, match=f"another power of 2 with convolutional=True, got {patch}"):
+            SmallViT(patch=patch, convolutional=True)(Digits()(), 12, 0)
+
+
+def test_weights_are_read_from_a_file_and_another_model_is_refused(tmp_path, monkeypatch):
+    data = Digits()()
+    trained = SmallViT(depth=1)(data, None, 7)
+    write(tmp_path / "kept.safetensors", {name: value.half() for name, value in trained.state_dict().items()})
+    monkeypatch.setenv("SEGUE_DATA", str(tmp_path))
+    loaded = SmallViT(depth=1, weights="kept.safetensors")(data, None, 0)
+    for name, value in loaded.state_dict().items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, trained.state_dict()[name].half().float(), rtol=0, atol=0)
+    with pytest.raises(ConfigError, match="the weights 'kept.safetensors' cannot be loaded") as caught:
+        SmallViT(depth=2, weights="kept.safetensors")(data, None, 0)
+    assert "of this very model" in str(caught.value)
+    with pytest.raises(DataError, match="There is no file other.safetensors"):
+        SmallViT(depth=1, weights="other.safetensors")(data, None, 0)

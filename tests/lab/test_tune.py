@@ -240,6 +240,11 @@ def test_a_damaged_file_is_refused(finished, tmp_path, damage, says):
         ),
         ({"schedule": Hold(fraction=0.5, then=Constant(alpha=0.0)), "guidance": LOCAL}, ["recipe.lr"]),
         ({"phases": (FIT, Phase(name="after"))}, ["recipe.lr", "plan.phases.0.lr"]),
+        ({"phases": (FIT, Phase(name="after", task=0.0)), "distill": LogitDistillation()}, ["recipe.lr", "plan.phases.0.lr"]),
+        (
+            {"phases": (FIT, Phase(name="after")), "distill": LogitDistillation()},
+            ["recipe.lr", "plan.phases.0.lr", "plan.distill.weight"],
+        ),
         ({"phases": (FIT, Phase(name="after", lr=1e-3, guidance=0.1))}, ["plan.phases.0.lr", "plan.phases.1.lr", GUIDED]),
         (
             {"phases": (replace(FIT, lr=Rates(new=1e-2, copied=1e-4)), Phase(name="after", lr=1e-3))},

@@ -100,16 +100,26 @@ def store_paths(source: object, *names: str) -> None:
         object.__setattr__(source, name, os.fspath(getattr(source, name)))
 
 
+def located(path: str | Path) -> Path:
+    """Return a path with `~` expanded; a relative one that is not here is looked for in the folder SEGUE_DATA, if that is set.
+
+    A configuration then names its data the same on every machine.
+    """
+    path = Path(path).expanduser()
+    elsewhere = Path(os.environ.get("SEGUE_DATA", ".")).expanduser() / path
+    return elsewhere if not path.exists() and elsewhere.exists() else path
+
+
 def existing_file(problem: str, path: str | Path) -> Path:
     """Return the path of a file that exists, `~` expanded, else name the nearest ones."""
-    if (path := Path(path).expanduser()).is_file():
+    if (path := located(path)).is_file():
         return path
     raise _absent(problem, path, "file")
 
 
 def existing_folder(problem: str, path: str | Path) -> Path:
     """Return the path of a folder that exists, `~` expanded, else name the nearest ones."""
-    if (path := Path(path).expanduser()).is_dir():
+    if (path := located(path)).is_dir():
         return path
     raise _absent(problem, path, "folder")
 

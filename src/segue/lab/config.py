@@ -21,7 +21,15 @@ from segue.training.ema import Ema
 from segue.training.guard import Guard
 from segue.training.recipe import Recipe
 
-NAMES = ("experiment", "method", "label", "group", "reference", "choice")  # of a run for people; they do not change its numbers
+NAMES = (
+    "experiment",
+    "method",
+    "label",
+    "group",
+    "reference",
+    "choice",
+    "alone",
+)  # of a run for people; they do not change its numbers
 
 
 @checked
@@ -79,6 +87,7 @@ class Run:
     seed: Seed = 0
     reference: str | None = None  # the method that the experiment compares the others with, named beforehand
     choice: Choice | None = None  # how the settings were chosen; None: by hand
+    alone: bool = False  # it has the machine for itself: its seconds can be compared with those of others
 
     @property
     def name(self) -> str:

@@ -145,6 +145,7 @@ class Experiment:
         assert spec is not None
         assert spec.loader is not None
         loader = spec.loader
+        _make_importable(Path(self.place))
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # dataclasses of the file look themselves up
         self._run(lambda: loader.exec_module(module))
@@ -171,3 +172,12 @@ class Experiment:
             f"No {kind} has that name.",
             "give a file with a function `runs`, or the name of a module that has one.",
         )
+
+
+def _make_importable(file: Path) -> None:
+    """Let a file inside a package import its neighbours by their full names, as `python -m` does."""
+    folder = file.resolve().parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    if folder != file.resolve().parent and str(folder) not in sys.path:
+        sys.path.append(str(folder))

@@ -17,8 +17,9 @@ from torch import nn
 from segue.border import PositiveInt, checked
 from segue.convert.configuration import build_config
 from segue.convert.pretrained import outline
+from segue.core import tensor_files
 from segue.data.dataset import Dataset
-from segue.data.files import optional, quiet_transformers
+from segue.data.files import existing_file, located, optional, quiet_transformers
 from segue.errors import ConfigError, SegueError, nearest
 from segue.lab.small_vit import VisionTransformer
 
@@ -28,12 +29,14 @@ LIBRARIES = ("timm", "hf", "torchvision")
 @checked
 @dataclass(frozen=True, kw_only=True)
 class SmallViT:
-    """A small vision transformer with random weights; the data decides the size of its images."""
+    """A small vision transformer; the data decides the size of its images."""
 
     patch: PositiveInt = 2
     width: PositiveInt = 48
     depth: PositiveInt = 6
     heads: PositiveInt = 4
+    convolutional: bool = False  # the patches come from 3 x 3 convolutions of stride 2; then a patch is a power of 2
+    weights: str | None = None  # a safetensors file, also in half precision; None: random weights
 
     sites = "blocks.*.attn"
     head = "head.*"
@@ -41,6 +44,12 @@ class SmallViT:
     def __call__(self, data: Dataset, size: int | None, seed: int) -> nn.Module:
         channels, pixels, _ = data.train.inputs.shape[1:]
         pixels = size or pixels
+        if self.convolutional and (self.patch < 2 or self.patch.bit_count() > 1):
+            raise ConfigError(
+                f"patch must be 2, 4, 8 or another power of 2 with convolutional=True, got {self.patch}.",
+                "Each convolution of the stem halves the image.",
+                "choose another patch size, or convolutional=False.",
+            )
         if pixels % self.patch:
             raise ConfigError(
                 f"patch must divide the image size, got {self.patch}.",
@@ -49,7 +58,7 @@ class SmallViT:
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return VisionTransformer(
+            model = VisionTransformer(
                 pixels=pixels,
                 channels=channels,
                 patch=self.patch,
@@ -57,7 +66,13 @@ class SmallViT:
                 depth=self.depth,
                 heads=self.heads,
                 classes=data.classes,
+                convolutional=self.convolutional,
             )
+        if self.weights is not None:
+            problem = f"the weights {self.weights!r} cannot be loaded."
+            with _of_a_library(problem, "check that the file is of this very model, complete and undamaged."):
+                model.load_state_dict(tensor_files.read(existing_file(problem, self.weights)))  # cast to float32
+        return model
 
 
 @checked
@@ -95,18 +110,20 @@ class SentenceClassifier:
 
     def __call__(self, classes: int, seed: int) -> nn.Module:
         transformers = quiet_transformers(self.name)
+        place = str(located(self.name))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             with _of_a_library(f"the Hugging Face model {self.name!r} cannot be built."):
                 loaded: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
-                    self.name, config=_declared_config(transformers, self.name, num_labels=classes), use_safetensors=True
+                    place, config=_declared_config(transformers, place, num_labels=classes), use_safetensors=True
                 )
         return loaded
 
     def tokenizer(self) -> Any:
         """Return the encoder's own tokenizer."""
         with _of_a_library(f"the tokenizer of {self.name!r} cannot be loaded."):
-            return quiet_transformers(self.name).AutoTokenizer.from_pretrained(self.name, trust_remote_code=False)
+            transformers = quiet_transformers(self.name)
+            return transformers.AutoTokenizer.from_pretrained(str(located(self.name)), trust_remote_code=False)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -59,6 +61,16 @@ class Block(nn.Module):
         return x
 
 
+def convolutional_stem(channels: int, patch: int, width: int) -> nn.Sequential:
+    """Halve the image until a pixel stands for a patch; group norms, which have no running statistics to drift."""
+    halvings = patch.bit_length() - 1
+    widths = [channels, *(width >> step for step in reversed(range(halvings)))]
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1), nn.GroupNorm(1, after), nn.GELU()]
+    return nn.Sequential(*layers[:-2])  # the blocks have norms of their own
+
+
 class VisionTransformer(nn.Module):
     """Read an image as patches and name its class.
 
@@ -77,9 +89,14 @@ class VisionTransformer(nn.Module):
         depth: PositiveInt = 6,
         heads: PositiveInt = 4,
         classes: PositiveInt = 10,
+        convolutional: bool = False,
     ) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+        self.patches = (
+            convolutional_stem(channels, patch, width)
+            if convolutional
+            else nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+        )
         self.positions = nn.Parameter(0.02 * torch.randn(1, (pixels // patch) ** 2, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)

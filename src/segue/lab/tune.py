@@ -21,7 +21,7 @@ from segue.lab.grid import Engine, Jobs, Outcome, run_jobs
 from segue.lab.run import is_finished
 from segue.lab.search import FEWEST, Axis, Point, Scores, best, on_line, replay
 from segue.lab.tasks import Task
-from segue.phases import KINDS, Rates, guidance_of, holds
+from segue.phases import KINDS, Rates, at, distill_of, guidance_of, holds
 from segue.plan import Plan
 from segue.reporting import records as results
 from segue.sites import Site
@@ -165,7 +165,7 @@ def _rates(run: Run) -> list[str]:
 
 def _weight(plan: Plan, part: str) -> str | None:
     """Return the path of a loss' weight, inside its wrappers; None if there is none above 0 that acts beside another loss."""
-    if part == "guidance" and not _guides_blend(plan):
+    if not {"guidance": _guides_blend, "distill": _distils_beside_another_loss}[part](plan):
         return None
     loss, path = getattr(plan, part), f"plan.{part}"
     while dataclasses.is_dataclass(loss):
@@ -180,6 +180,18 @@ def _guides_blend(plan: Plan) -> bool:
     """Return whether guidance acts outside local fits; alone, its weight changes nothing for AdamW."""
     site, progress = Site(name="any"), [index / PLACES for index in range(PLACES)]
     return any(guidance_of(plan, one, site) > 0 and not holds(plan, one, site) for one in progress)
+
+
+def _distils_beside_another_loss(plan: Plan) -> bool:
+    """Return whether distillation ever acts beside another loss; alone, its weight changes nothing for AdamW."""
+    if plan.distill is None:
+        return False
+    site = Site(name="any")
+    for progress in (index / PLACES for index in range(PLACES)):
+        task = at(plan.phases, progress)[0].task if plan.phases else 1.0
+        if distill_of(plan, progress, site) > 0 and (task > 0 or guidance_of(plan, progress, site) > 0):
+            return True
+    return False
 
 
 def _training_examples(run: Run) -> int:

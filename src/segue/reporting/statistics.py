@@ -124,6 +124,20 @@ def paired_difference(pairs: Sequence[tuple[float | None, float | None]]) -> Dif
     return Difference(mean, half, 2 * float(stdtr(degrees, -abs(mean) / error)), len(known), _flipped_p(known))
 
 
+def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Interval | None:
+    """Estimate how many times as much the first of each pair is: the geometric mean, by Student's t for its logarithm.
+
+    >>> found = paired_ratio([(1.0, 2.0), (1.0, 4.0), (1.0, 2.0)])
+    >>> round(found["mean"], 3), round(found["low"], 3), round(found["high"], 3), found["n"]
+    (0.397, 0.147, 1.072, 3)
+    """
+    found = estimate([math.log(a / b) if a > 0 and b > 0 else None for a, b in pairs])
+    if found is None:
+        return None
+    low, high = (None if found.half is None else found.mean + side * found.half for side in (-1, 1))
+    return transform(math.exp, {"mean": found.mean, "low": low, "high": high, "n": found.n})
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values for the number of comparisons, by Holm's step-down method.
 
