@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from segue.border import Fraction, NotNegative, PositiveFloat, PositiveInt, checked
+from segue.border import Fraction, NotNegative, PositiveFloat, PositiveInt, Unit, checked
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation, OnTeacherStream
 from segue.phases import Phase, Rates
@@ -20,7 +20,7 @@ from segue.sites import Selector
 Method: TypeAlias = Callable[..., Plan]  # takes sites= and any other setting of a Plan
 M = TypeVar("M", bound=Method)
 
-TRANSFER_RATES = Rates(new=1e-2, copied=1e-4, backbone=1e-5)  # feature maps begin far from their end, copied weights near it
+TRANSFER_RATES = Rates(new=1e-2, copied=3e-4)  # feature maps begin far from their end, copied weights near it
 
 ALL: dict[str, Method] = {}
 LABELS: dict[str, str] = {}  # what figures and tables call each method
@@ -125,25 +125,30 @@ def local_fit(
 def transfer(
     *,
     sites: Selector,
-    hold: Fraction = 0.3,
+    hold: Fraction = 0.5,
     first: Literal["new", "all"] = "all",
+    split: PositiveInt = 8,
+    reuse: PositiveInt = 1,
     lr: PositiveFloat | Rates = TRANSFER_RATES,
+    slower: PositiveFloat = 0.1,
+    warmup: Unit = 0.1,
     task: NotNegative = 0.0,
     **settings: Any,
 ) -> Plan:
     """Fit students on the teacher's stream, nothing after the last site computed; then students alone by KL at temperature 1.
 
     `first` says which parameters train while alpha is 1: those that are new beside the copied ones, such as feature maps, or
-    all. `task` is the weight of the task's loss afterwards.
+    all. `split` and `reuse` are those of `Phase`. Afterwards rates rise for the share `warmup` of that part to `slower` times
+    `lr`, and `task` is the weight of the task's loss.
     """
     parts = {"guidance": FeatureGuidance(), "distill": LogitDistillation(temperature=1.0)}
     if "schedule" in settings:
         return _plan(sites, settings, **parts)
     rates = lr if isinstance(lr, Rates) else Rates(new=lr)
     only_new = dataclasses.replace(rates, copied=0.0) if first == "new" else rates
-    local = Phase(name="transfer", length=hold, local=True, task=0.0, lr=only_new, weight_decay=0.0)
-    alone = (Phase(name="students alone", lr=rates, task=task),) if hold < 1 else ()
-    return _plan(sites, settings, phases=(local, *alone), **parts)
+    local = Phase(name="transfer", length=hold, local=True, task=0.0, lr=only_new, weight_decay=0.0, split=split, reuse=reuse)
+    alone = Phase(name="students alone", lr=rates.times(slower), warmup=warmup, task=task, fresh=True)
+    return _plan(sites, settings, phases=(local, alone) if hold < 1 else (local,), **parts)
 
 
 def table() -> str:

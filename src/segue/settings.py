@@ -33,6 +33,7 @@ ADDED_FIELDS: dict[str, dict[str, Any]] = {f"students.{name}": {"ignore": []} fo
 ADDED_FIELDS["students.Fourier"]["across"] = "head"
 ADDED_FIELDS["students.WindowedLinear"] |= {"sinks": 0, "far": None, "window_dropout": 0.0, "window_dropout_until": 0.5}
 ADDED_FIELDS["Plan"] = {"phases": []}
+ADDED_FIELDS["phases.Phase"] = {"fresh": False}
 ADDED_FIELDS["Recipe"] = {"guard": None, "ema": None, "early_stopping": None}
 
 
