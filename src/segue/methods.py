@@ -20,7 +20,7 @@ from segue.sites import Selector
 Method: TypeAlias = Callable[..., Plan]  # takes sites= and any other setting of a Plan
 M = TypeVar("M", bound=Method)
 
-TRANSFER_RATES = Rates(new=1e-2, copied=3e-4)  # feature maps begin far from their end, copied weights near it
+TRANSFER_RATES = Rates(new=1e-2, copied=1e-4, backbone=1e-5)  # feature maps begin far from their end, copied weights near it
 
 ALL: dict[str, Method] = {}
 LABELS: dict[str, str] = {}  # what figures and tables call each method
@@ -125,12 +125,11 @@ def local_fit(
 def transfer(
     *,
     sites: Selector,
-    hold: Fraction = 0.5,
+    hold: Fraction = 0.75,
     first: Literal["new", "all"] = "all",
     split: PositiveInt = 8,
-    reuse: PositiveInt = 1,
     lr: PositiveFloat | Rates = TRANSFER_RATES,
-    slower: PositiveFloat = 0.1,
+    slower: PositiveFloat = 0.3,
     warmup: Unit = 0.1,
     task: NotNegative = 0.0,
     **settings: Any,
@@ -138,17 +137,24 @@ def transfer(
     """Fit students on the teacher's stream, nothing after the last site computed; then students alone by KL at temperature 1.
 
     `first` says which parameters train while alpha is 1: those that are new beside the copied ones, such as feature maps, or
-    all. `split` and `reuse` are those of `Phase`. Afterwards rates rise for the share `warmup` of that part to `slower` times
-    `lr`, and `task` is the weight of the task's loss.
+    all. Each batch is `split` updates there. Afterwards rates are `slower` times those, and of new parameters a tenth of that,
+    but not below that of copied ones; `warmup` is the part in which they rise, and `task` the weight of the task's loss.
     """
     parts = {"guidance": FeatureGuidance(), "distill": LogitDistillation(temperature=1.0)}
     if "schedule" in settings:
         return _plan(sites, settings, **parts)
     rates = lr if isinstance(lr, Rates) else Rates(new=lr)
     only_new = dataclasses.replace(rates, copied=0.0) if first == "new" else rates
-    local = Phase(name="transfer", length=hold, local=True, task=0.0, lr=only_new, weight_decay=0.0, split=split, reuse=reuse)
-    alone = Phase(name="students alone", lr=rates.times(slower), warmup=warmup, task=task, fresh=True)
+    local = Phase(name="transfer", length=hold, local=True, task=0.0, lr=only_new, weight_decay=0.0, split=split)
+    alone = Phase(name="students alone", lr=_afterwards(rates, slower), warmup=warmup, task=task, fresh=True)
     return _plan(sites, settings, phases=(local, alone) if hold < 1 else (local,), **parts)
+
+
+def _afterwards(rates: Rates, slower: float) -> Rates:
+    """Return the rates after a transfer, when new parameters are about as near to their end as copied ones."""
+    new = min(rates.new, max(rates.new / 10, rates.of("copied")))
+    kinds = {"copied": rates.copied, "backbone": rates.backbone}
+    return Rates(new=slower * new, **{kind: None if rate is None else slower * rate for kind, rate in kinds.items()})
 
 
 def table() -> str:

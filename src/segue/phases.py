@@ -52,15 +52,6 @@ class Rates:
         found: float | None = getattr(self, kind)
         return self.new if found is None else found
 
-    @checked
-    def times(self, factor: PositiveFloat) -> Rates:
-        """Return every rate multiplied by a factor.
-
-        >>> Rates(new=4e-3, copied=0.0).times(0.25)
-        Rates(new=0.001, copied=0.0, backbone=None)
-        """
-        return Rates(**{kind: None if (rate := getattr(self, kind)) is None else factor * rate for kind in KINDS})
-
     @property
     def frozen(self) -> set[Kind]:
         """The kinds of parameters that do not train."""

@@ -267,7 +267,7 @@ def test_a_conversion_needs_model_sites_student_data_and_out_alone(base, texts, 
     given = {"steps": None, "batch": None, "tokens": 16, "evaluations": None}
     said = convert("llama", base("llama"), texts, out, student=STUDENT, **given)
     announced = re.search(
-        r"^12 steps, about .+ \(4 transfer at .+, 8 students alone at .+\); (\d+) evaluations on \d of 2", said, re.M
+        r"^12 steps, about .+ \(9 transfer at .+, 3 students alone at .+\); (\d+) evaluations on \d of 2", said, re.M
     )
     assert announced
     assert len(re.findall(r"^step \d", said, re.M)) == int(announced.group(1))

@@ -17,6 +17,7 @@ from segue.core.kinds import copied_parameters
 from segue.core.surgery import teacher_at
 from segue.errors import ConfigError, SiteError
 from segue.losses import FeatureGuidance, LogitDistillation
+from segue.methods import TRANSFER_RATES
 from segue.phases import Phase, Rates
 from segue.plan import Plan
 from segue.reporting.records import read_json
@@ -26,8 +27,8 @@ from segue.training.recipe import Recipe
 
 METHODS = {"causal": "transfer"}  # by the kind of model, as one would type it
 METHOD = "dcr_dfg"  # of all other kinds
-STEPS = 300
-RATES = Rates(new=1e-2, copied=1e-4)  # of students that begin with weights of their teachers, where the method has none
+STEPS = 400
+RATES = TRANSFER_RATES  # of students that begin with weights of their teachers
 RATE = 5e-4  # where nothing is copied
 BACKBONE = 0.1  # of the rate of copied parameters, if all of the model trains
 RATE_OPTIONS = ("lr", "lr_new", "lr_backbone")
@@ -97,12 +98,10 @@ def _plan_by_method(settings: Conversion, base: Base) -> Plan:
     train = "all" if settings.lora else settings.train
     given = {"sites": _sites(settings, base), "student": student, "train": train, "seed": settings.seed, **own}
     takes = inspect.signature(made).parameters
-    usual = takes["lr"].default if "lr" in takes else None
-    if "lr" in takes and (settings.lr is not None or settings.lr_new is not None or isinstance(usual, Rates)):
+    lr = takes.get("lr")
+    if lr is not None and (settings.lr is not None or settings.lr_new is not None or isinstance(lr.default, Rates)):
         copied, _ = _kinds(base, Plan(sites=given["sites"], student=student))
-        given.setdefault("lr", _rates(settings, copied, train, usual if isinstance(usual, Rates) else RATES))
-        if "slower" in takes and not copied:
-            given.setdefault("slower", 1.0)
+        given.setdefault("lr", _rates(settings, copied, train))
     if "split" in takes and (settings.accumulate > 1 or settings.shard):
         given.setdefault("split", 1)  # several updates in one step take a batch of their own, and complete weights
     plan = made(**given)
@@ -132,9 +131,9 @@ def _refuse_unused_rates(settings: Conversion, plan: Plan) -> None:
         raise ConfigError(f"{option} is of no use here.", found, f"leave {option} out, or the rates there.")
 
 
-def _rates(settings: Conversion, copied: int, train: str, usual: Rates = RATES) -> float | Rates:
+def _rates(settings: Conversion, copied: int, train: str) -> float | Rates:
     """Return the learning rates, one for all or one for each kind of parameter, where some or none are copied."""
-    usual = usual if copied else Rates(new=RATE)
+    usual = RATES if copied else Rates(new=RATE)
     of_copied = usual.of("copied") if settings.lr is None else settings.lr
     of_new = (usual.new if settings.lr is None else settings.lr) if settings.lr_new is None else settings.lr_new
     around = of_copied * (1.0 if settings.lora else BACKBONE) if settings.lr_backbone is None else settings.lr_backbone
