@@ -362,6 +362,18 @@ def test_a_transfer_resumes_bit_for_bit_in_both_phases(interrupted_at, base, tex
     assert_same_conversion(tmp_path / "stopped", tmp_path / "whole")
 
 
+def test_a_conversion_keeps_the_phases_that_it_began_with(base, texts, tmp_path, monkeypatch):
+    """Between two versions the defaults of a method may change; half a run of each would be neither."""
+    given = {"student": STUDENT, "steps": 6, "evaluations": 1}
+    convert("llama", base("llama"), texts, tmp_path / "whole", **given)
+    with monkeypatch.context() as patched, pytest.raises(AssertionError, match="stopped at step"):
+        stop(patched, signal.SIGTERM, 3)
+        convert("llama", base("llama"), texts, tmp_path / "stopped", **given)
+    monkeypatch.setitem(segue.methods.ALL, "transfer", partial(segue.methods.transfer, hold=0.2, split=2))
+    convert("llama", base("llama"), texts, tmp_path / "stopped", **given)
+    assert_same_conversion(tmp_path / "stopped", tmp_path / "whole")
+
+
 def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str, Any]:
     """Convert as one of two processes that `accelerate launch` or torchrun has started."""
     fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_VERSION": "2"}
