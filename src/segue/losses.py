@@ -180,15 +180,21 @@ class LogitDistillation:
     logits: Callable[[Any], Tensor] | None = None
 
     def __call__(self, teacher: Tensor | TopProbabilities, student: Tensor, mask: Tensor | None) -> Tensor:
-        s = F.log_softmax(_float(student) / self.temperature, dim=-1)
-        if isinstance(teacher, TopProbabilities):
-            t, s = teacher.logs.to(s.dtype), teacher.coarse(s)
-        else:
-            t = F.log_softmax(_float(teacher) / self.temperature, dim=-1)
-        divergence = F.kl_div(s, t, reduction="none", log_target=True).sum(-1)
+        theirs = teacher if isinstance(teacher, TopProbabilities) else (teacher,)
+        divergence = similarity.in_pieces(self._divergence, student, *theirs)
         if divergence.dim() == 2:
             divergence = similarity.average(divergence, mask)
         return divergence.mean() * self.temperature**2
+
+    def _divergence(self, student: Tensor, *teacher: Tensor) -> Tensor:
+        """Return KL for every row, from logits or from the members of `TopProbabilities`."""
+        s = F.log_softmax(_float(student) / self.temperature, dim=-1)
+        if len(teacher) == 2:
+            top = TopProbabilities(*teacher)
+            t, s = top.logs.to(s.dtype), top.coarse(s)
+        else:
+            t = F.log_softmax(_float(teacher[0]) / self.temperature, dim=-1)
+        return F.kl_div(s, t, reduction="none", log_target=True).sum(-1)
 
 
 @checked

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from segue.border import Fraction, NotNegative, PositiveFloat, PositiveInt, checked
+from segue.border import Fraction, NotNegative, PositiveFloat, PositiveInt, Unit, checked
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation, OnTeacherStream
 from segue.phases import Phase, Rates
@@ -125,25 +125,36 @@ def local_fit(
 def transfer(
     *,
     sites: Selector,
-    hold: Fraction = 0.3,
+    hold: Fraction = 0.75,
     first: Literal["new", "all"] = "all",
+    split: PositiveInt = 8,
     lr: PositiveFloat | Rates = TRANSFER_RATES,
+    slower: PositiveFloat = 0.3,
+    warmup: Unit = 0.1,
     task: NotNegative = 0.0,
     **settings: Any,
 ) -> Plan:
     """Fit students on the teacher's stream, nothing after the last site computed; then students alone by KL at temperature 1.
 
     `first` says which parameters train while alpha is 1: those that are new beside the copied ones, such as feature maps, or
-    all. `task` is the weight of the task's loss afterwards.
+    all. Each batch is `split` updates there. Afterwards rates are `slower` times those, and of new parameters a tenth of that,
+    but not below that of copied ones; `warmup` is the part in which they rise, and `task` the weight of the task's loss.
     """
     parts = {"guidance": FeatureGuidance(), "distill": LogitDistillation(temperature=1.0)}
     if "schedule" in settings:
         return _plan(sites, settings, **parts)
     rates = lr if isinstance(lr, Rates) else Rates(new=lr)
     only_new = dataclasses.replace(rates, copied=0.0) if first == "new" else rates
-    local = Phase(name="transfer", length=hold, local=True, task=0.0, lr=only_new, weight_decay=0.0)
-    alone = (Phase(name="students alone", lr=rates, task=task),) if hold < 1 else ()
-    return _plan(sites, settings, phases=(local, *alone), **parts)
+    local = Phase(name="transfer", length=hold, local=True, task=0.0, lr=only_new, weight_decay=0.0, split=split)
+    alone = Phase(name="students alone", lr=_afterwards(rates, slower), warmup=warmup, task=task, fresh=True)
+    return _plan(sites, settings, phases=(local, alone) if hold < 1 else (local,), **parts)
+
+
+def _afterwards(rates: Rates, slower: float) -> Rates:
+    """Return the rates after a transfer, when new parameters are about as near to their end as copied ones."""
+    new = min(rates.new, max(rates.new / 10, rates.of("copied")))
+    kinds = {"copied": rates.copied, "backbone": rates.backbone}
+    return Rates(new=slower * new, **{kind: None if rate is None else slower * rate for kind, rate in kinds.items()})
 
 
 def table() -> str:

@@ -87,6 +87,7 @@ class Phase:
     split: PositiveInt = 1  # local: cut every batch into so many, each of which is an update
     reuse: PositiveInt = 1  # local: go so many times over a batch that the teachers have seen once
     tolerance: NotNegative = 0.0  # local: a site rests while its relative error is below this
+    fresh: bool = False  # begin with an optimizer without state: its moments have the scale of the losses of the phase before
 
     def __post_init__(self) -> None:
         if not self.local and (self.split, self.reuse, self.tolerance) != (1, 1, 0.0):
@@ -281,14 +282,20 @@ def uses_kinds(settings: Iterable[HasRate]) -> bool:
 
 
 def set_rates(optimizer: Optimizer, base: HasRate | None, phases: Sequence[Phase], step: int, total: int) -> None:
-    """Give the groups of an optimizer the rate and weight decay of a step; what neither phase nor base says stays as it is."""
+    """Give the groups of an optimizer the rate and weight decay of a step; what neither phase nor base says stays as it is.
+
+    Before the first step of a phase that begins fresh, its state is cleared.
+    """
     whose, inside, steps = course(base, phases, step, total)
     if whose is not None:
         now = rate(whose, inside, steps)
         for group in optimizer.param_groups:
             group["lr"] = _peak_of(whose, group) * (now / peak(whose))
     if phases:
-        phase, _ = at(phases, min(1.0, step / total))
+        index, begin, _ = _place(phases, min(1.0, step / total))
+        phase = phases[index]
+        if phase.fresh and index > 0 and step == _first_step(begin, total):
+            optimizer.state.clear()
         decay = base.weight_decay if phase.weight_decay is None and base is not None else phase.weight_decay
         for group in optimizer.param_groups:
             if decay is not None and any(parameter.dim() > 1 for parameter in group["params"]):

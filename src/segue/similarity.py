@@ -10,14 +10,17 @@ part of the Hermitian one. A mask of shape (batch, tokens) is true, or 1, where 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from segue.errors import PlanError
 
 FLOOR = 1e-6  # root mean square of a teacher's output: beside a stream of size 1, what is smaller is rounding in float32
+
+PIECE = 2**19  # logits that a processor compares at once: they stay in its cache
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CHANNELS_FIRST = (*_CONVOLUTIONS, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.InstanceNorm2d)
@@ -87,6 +90,62 @@ def linear_cka(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> 
     across = _square(t.mH @ s).sum()
     norms: Tensor = torch.linalg.matrix_norm(t.mH @ t) * torch.linalg.matrix_norm(s.mH @ s)
     return across / norms.clamp_min(torch.finfo(t.dtype).tiny)
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """Return KL(teacher || student) of logits, in nats, for every distribution: (..., classes) -> (...)."""
+    return in_pieces(_divergence, student, teacher).clamp_min(0)
+
+
+def _divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    return F.kl_div(student.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+
+
+def in_pieces(compare: Callable[..., Tensor], student: Tensor, *teacher: Tensor) -> Tensor:
+    """Return compare(student, *teacher), one number for each row of logits; on a processor a few rows at a time.
+
+    The logits of a large vocabulary do not fit into its cache, and every operation on all of them waits for memory: KL and its
+    gradient by pieces, which the backward computes again instead of keeping them, take a fifth of the time and no memory.
+    """
+    whole = student.device.type != "cpu" or student.numel() <= PIECE or torch.compiler.is_compiling()
+    if whole or any(x.requires_grad for x in teacher):
+        return compare(student, *teacher)
+    rows = [x.flatten(0, -2) for x in (student, *teacher)]
+    size = max(1, PIECE // student.shape[-1])
+    if torch.is_grad_enabled() and student.requires_grad:
+        found: Tensor = _InPieces.apply(compare, size, *rows)  # type: ignore[no-untyped-call]
+    else:
+        found = _by_pieces(compare, size, rows)
+    return found.view(student.shape[:-1])
+
+
+def _by_pieces(compare: Callable[..., Tensor], size: int, rows: Iterable[Tensor]) -> Tensor:
+    return torch.cat([compare(*piece) for piece in zip(*(x.split(size) for x in rows), strict=True)])
+
+
+class _InPieces(torch.autograd.Function):
+    """Compare rows of logits piece by piece, and compute each piece again for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, compare: Callable[..., Tensor], size: int, *rows: Tensor) -> Tensor:
+        ctx.save_for_backward(*rows)
+        ctx.compare, ctx.size = compare, size
+        return _by_pieces(compare, size, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        student, *teacher = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative
+            (found,) = torch.autograd.grad(ctx.compare(student, *teacher), student, gradient, create_graph=True)
+        else:
+            found = torch.empty_like(student)
+            parts = [x.split(ctx.size) for x in (found, gradient, student, *teacher)]
+            for place, of, ours, *theirs in zip(*parts, strict=True):
+                with torch.enable_grad():
+                    leaf = ours.detach().requires_grad_()
+                    compared = ctx.compare(leaf, *theirs)
+                place.copy_(torch.autograd.grad(compared, leaf, of)[0])
+        return None, None, found, *(None for _ in teacher)
 
 
 def as_tokens(output: Tensor) -> Tensor:

@@ -267,7 +267,7 @@ def test_a_conversion_needs_model_sites_student_data_and_out_alone(base, texts, 
     given = {"steps": None, "batch": None, "tokens": 16, "evaluations": None}
     said = convert("llama", base("llama"), texts, out, student=STUDENT, **given)
     announced = re.search(
-        r"^12 steps, about .+ \(4 transfer at .+, 8 students alone at .+\); (\d+) evaluations on \d of 2", said, re.M
+        r"^12 steps, about .+ \(9 transfer at .+, 3 students alone at .+\); (\d+) evaluations on \d of 2", said, re.M
     )
     assert announced
     assert len(re.findall(r"^step \d", said, re.M)) == int(announced.group(1))
@@ -358,6 +358,18 @@ def test_a_transfer_resumes_bit_for_bit_in_both_phases(interrupted_at, base, tex
     with monkeypatch.context() as patched, pytest.raises(AssertionError, match="stopped at step"):
         stop(patched, signal.SIGTERM, 2 * interrupted_at)
         convert("llama", base("llama"), texts, tmp_path / "stopped", **given)
+    convert("llama", base("llama"), texts, tmp_path / "stopped", **given)
+    assert_same_conversion(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_conversion_keeps_the_phases_that_it_began_with(base, texts, tmp_path, monkeypatch):
+    """Between two versions the defaults of a method may change; half a run of each would be neither."""
+    given = {"student": STUDENT, "steps": 6, "evaluations": 1}
+    convert("llama", base("llama"), texts, tmp_path / "whole", **given)
+    with monkeypatch.context() as patched, pytest.raises(AssertionError, match="stopped at step"):
+        stop(patched, signal.SIGTERM, 3)
+        convert("llama", base("llama"), texts, tmp_path / "stopped", **given)
+    monkeypatch.setitem(segue.methods.ALL, "transfer", partial(segue.methods.transfer, hold=0.2, split=2))
     convert("llama", base("llama"), texts, tmp_path / "stopped", **given)
     assert_same_conversion(tmp_path / "stopped", tmp_path / "whole")
 

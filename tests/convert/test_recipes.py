@@ -57,9 +57,21 @@ def test_every_default_can_be_typed():
 def test_rates_follow_what_is_copied_and_what_is_given(given, rates, method, llama):
     plan, recipe = made(llama, method=method, **given)
     assert recipe.lr == rates
-    wanted = rates if isinstance(rates, Rates) else Rates(new=rates)
-    assert all(phase.lr == wanted for phase in plan.phases)
-    assert len(plan.phases) == (2 if method == "transfer" else 0)
+    if method == "transfer":
+        first, then = plan.phases
+        assert first.lr == (rates if isinstance(rates, Rates) else Rates(new=rates))
+        assert then.lr.of("copied") == pytest.approx(0.3 * first.lr.of("copied"))
+        assert then.lr.of("backbone") == pytest.approx(0.3 * first.lr.of("backbone"))
+        assert then.lr.new == pytest.approx(0.3 * max(0.1 * first.lr.new, first.lr.of("copied")))
+    else:
+        assert plan.phases == ()
+
+
+def test_updates_of_parts_of_a_batch_are_left_out_where_steps_have_several_batches(llama):
+    assert made(llama)[0].phases[0].split == 8
+    assert made(llama, accumulate=2)[0].phases[0].split == 1
+    assert made(llama, shard=True)[0].phases[0].split == 1
+    assert made(llama, accumulate=2, method="transfer(split=2)")[0].phases[0].split == 2  # which `fit` refuses
 
 
 @pytest.mark.parametrize(("warmup", "of_phases", "of_recipe"), [(None, 0.0, 0.05), (0.3, 0.3, 0.3), (0.0, 0.0, 0.0)])

@@ -80,7 +80,7 @@ PHASES = {
     "lolcats": [("hold", 10), ("after takeover", 10)],
     "halo": [("hold", 6), ("after takeover", 14)],
     "local_fit": [("hold", 4), ("after takeover", 16)],
-    "transfer": [("hold", 6), ("after takeover", 14)],
+    "transfer": [("hold", 15), ("after takeover", 5)],
 }
 
 

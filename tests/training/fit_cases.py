@@ -122,7 +122,7 @@ CASES: dict[str, dict[str, Any]] = {
         dropout=0.2,
     ),
     "transfer": _case(
-        METHODS.transfer(sites=SITES, student=half_copied, first="new", hold=0.5), noisy, dropout=0.2, accumulate=2
+        METHODS.transfer(sites=SITES, student=half_copied, first="new", hold=0.5, split=1), noisy, dropout=0.2, accumulate=2
     ),
     "a plain model": _case(None, dropout=0.2),
     "a plain model, accumulated": _case(None, noisy, accumulate=2),

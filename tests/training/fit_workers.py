@@ -51,7 +51,9 @@ PLANS: dict[str, segue.Plan | None] = {
         guidance=segue.losses.FeatureGuidance(),
         phases=(Phase(name="local", length=0.5, local=True, split=2, reuse=2, tolerance=0.1), Phase(name="students alone")),
     ),
-    "transfer": METHODS.transfer(sites=SITES, student=half_copied, hold=0.4, first="new", lr=Rates(new=1e-2, copied=1e-3)),
+    "transfer": METHODS.transfer(
+        sites=SITES, student=half_copied, hold=0.4, first="new", split=1, lr=Rates(new=1e-2, copied=1e-3)
+    ),
     "no plan": None,
 }
 

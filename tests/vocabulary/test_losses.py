@@ -16,6 +16,7 @@ from segue.losses import (
     weight_at,
 )
 from segue.sites import Site
+from segue.training.teacher_cache import top_probabilities
 from tests.helpers.tiny import SITES, batch, constant, start
 
 GUIDANCES = [FeatureGuidance(), FeatureGuidance(scale="paper"), CosineGuidance(), GramGuidance(), CkaGuidance()]
@@ -107,6 +108,29 @@ def test_logits_are_compared_in_float32_at_least(dtype):
     loss = LogitDistillation()(t, s, None)
     assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert loss.item() == pytest.approx(LogitDistillation()(t.double(), s.double(), None).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("teacher", ["logits", "top probabilities"])
+def test_logits_of_a_large_vocabulary_are_compared_in_pieces_with_the_same_derivatives(teacher, monkeypatch):
+    t, s = torch.randn(2, 3, 5, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    s.requires_grad_()
+    given = top_probabilities(t / 2, 4) if teacher == "top probabilities" else t
+    loss_of = LogitDistillation(temperature=2.0)
+
+    def derivatives():
+        value = loss_of(given, s, None)
+        (first,) = torch.autograd.grad(value, s, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), s)
+        (alone,) = torch.autograd.grad(loss_of(given, s, None), s)
+        return value, loss_of(given, s.detach(), None), first, alone, second
+
+    expected = derivatives()
+    rows = []
+    compare = LogitDistillation._divergence
+    monkeypatch.setattr(LogitDistillation, "_divergence", lambda self, s, *t: rows.append(len(s)) or compare(self, s, *t))
+    monkeypatch.setattr(segue.similarity, "PIECE", 2 * 20)
+    torch.testing.assert_close(derivatives(), expected)
+    assert rows[:8] == [2] * 7 + [1]
 
 
 def test_distillation_per_token_leaves_padding_out():

@@ -67,6 +67,11 @@ def test_the_corners():
     assert [phases.guidance_of(lolcats, p, SITE) for p in (0.0, 0.39, 0.4)] == [1, 1, 0]
     halo = segue.methods.halo(sites="x", hold=0.4)
     assert [phases.distill_of(halo, p, SITE) for p in (0.0, 0.39, 0.4, 1.0)] == [0, 0, 1, 1]
+    first, then = segue.methods.transfer(sites="x").phases
+    assert (first.split, then.fresh) == (8, True)  # small updates, whose moments are of no use afterwards
+    assert (first.lr.new, first.lr.copied) == (1e-2, 1e-4)
+    assert (then.lr.new, then.lr.copied) == pytest.approx((3e-4, 3e-5))
+    assert segue.methods.transfer(sites="x", lr=1e-3, slower=0.5).phases[1].lr.new == 5e-4
     whole = segue.methods.lolcats(sites="x", hold=1.0)
     assert [phases.alpha_of(whole, p, SITE) for p in (0.0, 0.99, 1.0)] == [1, 1, 0]
     assert isinstance(segue.methods.fitnets(sites="x").guidance, losses.OnTeacherStream)

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -140,6 +141,31 @@ def test_rates_and_decay_of_the_groups():
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.05, 0.0, 0.0]
     set_rates(optimizer, None, (first, AFTER), 6, 8)  # a framework sets the rate there
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3] * 3
+
+
+def test_a_fresh_phase_begins_with_an_optimizer_without_state():
+    """Moments of a loss with smaller gradients would make the steps of the next phase many times too long."""
+
+    def steps(fresh: bool, gradients=(1e-3,) * 300 + (1.0,) * 300) -> list[float]:
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([weight], lr=1.0, weight_decay=0.0)
+        two = LOCAL, Phase(name="students alone", lr=1.0, decay="constant", fresh=fresh)
+        found = []
+        for step, gradient in enumerate(gradients):
+            set_rates(optimizer, None, (dataclasses.replace(two[0], length=0.5), two[1]), step, len(gradients))
+            before = weight.item()
+            weight.grad = torch.full_like(weight, gradient)
+            optimizer.step()
+            found.append(before - weight.item())
+        return found
+
+    assert steps(fresh=True)[300:] == pytest.approx([1.0] * 300, rel=1e-3)
+    assert max(steps(fresh=False)[300:]) > 3
+    whole = (Phase(name="all", lr=1.0, fresh=True),)  # the first phase takes a state as it is
+    optimizer = torch.optim.AdamW([weight := torch.nn.Parameter(torch.zeros(1))])
+    optimizer.state[weight]["known"] = 1
+    set_rates(optimizer, None, whole, 0, 8)
+    assert optimizer.state[weight] == {"known": 1}
 
 
 def test_the_decay_of_a_phase_does_not_depend_on_which_parameter_is_first():

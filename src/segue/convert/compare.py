@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from segue.convert import speed
 from segue.convert.pretrained import Base
-from segue.convert.tasks import IGNORED, Task, divergence, embedded, token_scores
+from segue.convert.tasks import IGNORED, Task, embedded, token_scores
 from segue.reporting.statistics import (
     Interval,
     bounded_interval,
@@ -22,6 +22,7 @@ from segue.reporting.statistics import (
     proportion_interval,
     transform,
 )
+from segue.similarity import divergence
 from segue.training.progress import Progress
 
 STEPS = 24  # timed tokens, or passes, of each model

@@ -66,7 +66,7 @@ def convert(
     timed = settings.steps is None or settings.evaluations is None
     settings = recipes.with_defaults(settings, base.kind)
     plan = recipes.plan_of(settings, base)
-    plan = dataclasses.replace(plan, student=_saved_student(work) or plan.student)
+    plan = dataclasses.replace(plan, **_as_saved(work))
     recipe = recipes.recipe_of(settings, base, plan)
     offline_teacher.require_cacheable(settings, base, plan)
     data = load(base, settings, work, processes, dry_run=dry_run)
@@ -229,15 +229,16 @@ def _silent(text: str) -> None:
     """Print nothing: only the first process reports."""
 
 
-def _saved_student(work: Path) -> Any:
-    """Return the student of the checkpoint that is resumed: the same text may mean another one since a default changed."""
+def _as_saved(work: Path) -> dict[str, Any]:
+    """Return student and phases of the checkpoint that is resumed: the same text may mean others since a default changed."""
     for path in folders.checkpoints(work / "checkpoints")[:1]:
         try:
-            saved = read_json(path / "state.json")["segue"]["plan"]["student"]
-        except (OSError, ValueError, LookupError, TypeError):  # damaged: `fit` takes an earlier one, or says so
-            return None
-        return decode(saved, "plan.student")
-    return None
+            plan = read_json(path / "state.json")["segue"]["plan"]
+            saved = {"student": plan["student"], **({"phases": plan["phases"]} if plan.get("phases") else {})}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # damaged: `fit` takes an earlier one, or says so
+            return {}
+        return {name: decode(part, f"plan.{name}") for name, part in saved.items()}
+    return {}
 
 
 def _quality(data: Data, scores: dict[str, float]) -> str:

@@ -27,7 +27,7 @@ from segue.training.recipe import Recipe
 
 METHODS = {"causal": "transfer"}  # by the kind of model, as one would type it
 METHOD = "dcr_dfg"  # of all other kinds
-STEPS = 300
+STEPS = 400
 RATES = TRANSFER_RATES  # of students that begin with weights of their teachers
 RATE = 5e-4  # where nothing is copied
 BACKBONE = 0.1  # of the rate of copied parameters, if all of the model trains
@@ -99,10 +99,13 @@ def _plan_by_method(settings: Conversion, base: Base) -> Plan:
     student = students.Softmax() if settings.control else parse.student(str(settings.student))
     train = "all" if settings.lora else settings.train
     given = {"sites": _sites(settings, base), "student": student, "train": train, "seed": settings.seed, **own}
-    lr = inspect.signature(made).parameters.get("lr")
+    takes = inspect.signature(made).parameters
+    lr = takes.get("lr")
     if lr is not None and (settings.lr is not None or settings.lr_new is not None or isinstance(lr.default, Rates)):
         copied, _ = _kinds(base, Plan(sites=given["sites"], student=student))
         given.setdefault("lr", _rates(settings, copied, train))
+    if "split" in takes and (settings.accumulate > 1 or settings.shard):
+        given.setdefault("split", 1)  # several updates in one step take a batch of their own, and complete weights
     plan = made(**given)
     if settings.warmup is not None:
         plan = dataclasses.replace(plan, phases=tuple(_rising(phase, settings.warmup) for phase in plan.phases))

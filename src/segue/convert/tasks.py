@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from segue.reporting.formatting import significant
+from segue.similarity import divergence
 from segue.training.tasks import Classification
 
 IGNORED = -100  # the label of tokens that are not predicted
-ROWS_AT_ONCE = 16  # of logits, so that they stay in a processor's cache: twice as fast
 
 
 class Task(Protocol):
@@ -127,14 +127,6 @@ def token_scores(logits: Tensor, labels: Tensor, original: Tensor | None = None)
     if original is not None:
         found |= {"kl": divergence(original, logits), "same_first_choice": (first == original.argmax(-1)).float()}
     return found
-
-
-def divergence(original: Tensor, converted: Tensor) -> Tensor:
-    """Return KL(original || converted) of logits, in nats; a few at a time, because vocabularies are large."""
-    rows = [torch.split(x.flatten(0, -2), ROWS_AT_ONCE) for x in (original, converted)]
-    logs = ((p.log_softmax(-1), q.log_softmax(-1)) for p, q in zip(*rows, strict=True))
-    found = [F.kl_div(q, p, reduction="none", log_target=True).sum(-1).clamp_min(0) for p, q in logs]
-    return torch.cat(found).view(original.shape[:-1])
 
 
 def agreement(scores: Mapping[str, float]) -> str:
