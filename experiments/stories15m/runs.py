@@ -33,8 +33,8 @@ from segue.training.recipe import Recipe
 
 HELD_OUT, AT_ONCE = 16, 8  # sequences
 REPEATED = 96  # tokens in random order, twice: recall reaches further back than a window of 32
-RATES = Rates(new=1e-2, copied=3e-4)
-AFTER_FIT = Rates(new=1e-3, copied=3e-5)  # what suits a local fit is too much after it (docs/lab-log.md)
+RATES = Rates(new=1e-2, copied=1e-4)
+AFTER_FIT = Rates(new=3e-4, copied=3e-5)  # what suits a local fit is too much after it (docs/lab-log.md)
 
 
 @lru_cache(maxsize=1)
@@ -147,16 +147,26 @@ def phased(*phases: Phase) -> Callable[..., Plan]:
 LOCAL = Phase(name="local fit", length=0.3, local=True, task=0.0, lr=RATES, weight_decay=0.0)
 HANDOVER = Phase(name="handover", schedule=aggr20(), task=0.0, lr=RATES)
 ALONE = Phase(name="students alone", task=0.0, lr=RATES)
-IN_PARTS = replace(LOCAL, split=4)  # four updates from each forward of the original, at the same number of operations
+AFTER = {"lr": AFTER_FIT, "warmup": 0.1, "fresh": True}
+IN_PARTS = replace(LOCAL, split=8)  # eight updates from each forward of the original, at the same number of operations
+
+
+def lolcats(**settings: Any) -> Plan:
+    """LoLCATs with rates of their own for its two halves; the second learns from the next token."""
+    plan = methods.lolcats(**settings)
+    first, second = plan.phases
+    return replace(plan, phases=(replace(first, lr=RATES), replace(second, **AFTER)))
+
 
 DCR_DFG_KL = Arm("dcr_dfg_kl", "DCR + DFG + KL", phased(HANDOVER))
 METHODS = (
     DCR_DFG_KL,
     Arm("student_only", "Student only", methods.student_only, 1.45),
     Arm("kl", "KL", phased(ALONE), 1.01),
-    Arm("lolcats", "LoLCATs", methods.lolcats, 1.72),
-    Arm("radlads", "RADLADS-style: align, then KL", phased(LOCAL, replace(ALONE, lr=AFTER_FIT)), 1.28),
-    Arm("fit_dcr_dfg_kl", "Local fit, then DCR + DFG + KL", phased(IN_PARTS, replace(HANDOVER, lr=AFTER_FIT)), 1.27),
+    Arm("lolcats", "LoLCATs", lolcats, 1.72),
+    Arm("radlads", "RADLADS-style: align, then KL", phased(LOCAL, replace(ALONE, **AFTER)), 1.28),
+    Arm("fit_dcr_dfg_kl", "Local fit, then DCR + DFG + KL", phased(IN_PARTS, replace(HANDOVER, **AFTER)), 1.27),
+    Arm("transfer", "Transfer, the default of `segue convert`", methods.transfer, 2.15),
 )
 
 
