@@ -1,0 +1,50 @@
+"""`segue doctor`: what a bug report needs, and nothing that it must not have."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+import segue
+from tests.helpers.command import call
+
+
+def test_it_shows_versions_and_devices_and_no_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    said = call("doctor")
+    assert f"segue: {segue.__version__}" in said
+    assert torch.__version__ in said
+    assert "device: cpu" in said
+    found = json.loads(call("doctor", "--json"))
+    assert found["system"]["segue"] == segue.__version__
+    assert found["packages"]["torch"] == metadata.version("torch")
+    for text in (said, json.dumps(found)):
+        assert "hf_secret" not in text
+        assert str(Path.home()) not in text
+        assert str(Path.cwd()) not in text
+
+
+def test_it_names_what_is_missing_and_what_is_too_old(monkeypatch):
+    known = metadata.version
+
+    def version(name: str) -> str:
+        if name == "timm":
+            raise metadata.PackageNotFoundError(name)
+        return "0.1" if name == "transformers" else known(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    said = call("doctor")
+    assert "extra timm: timm is missing" in said
+    assert "transformers 0.1 is not >=5.0" in said
+    assert "timm is missing" in json.loads(call("doctor", "--json"))["extras"]["timm"]
+
+
+def test_sources_without_an_installation_have_no_extras(monkeypatch):
+    def requires(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    assert json.loads(call("doctor", "--json"))["extras"] == {}
