@@ -23,8 +23,37 @@ ExperimentArgument = Annotated[str, typer.Argument(help="Folder with a runs.py, 
 Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="Option of the experiment, as name=value.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="Setting by its path, such as recipe.lr=1e-3.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+PresetName = Literal["demo", "small", "paper", "minilm"]
 Model = Annotated[
     str, typer.Argument(help="Model as `segue convert` takes it (folder, GGUF file, id), or timm:NAME, torchvision:NAME, demo.")
+]
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the values of a file for the options that are not typed; a name that is no option is refused."""
+    if path is None or context.resilient_parsing:  # a shell completes
+        return path
+    from segue.lab.config_files import read
+
+    data = read(path)
+    known = [str(parameter.name) for parameter in context.command.params if parameter.name not in ("help", "config")]
+    for name in data:
+        if name not in known:
+            raise ConfigError(
+                f"{path} has an unknown setting {name!r}.", nearest(name, known), f"it may have {', '.join(known)}."
+            )
+    pairs = data.get("options")
+    if isinstance(pairs, dict):  # a table, as in grid.json
+        data["options"] = [f"{name}={json.dumps(value)}" for name, value in pairs.items()]
+    context.default_map = data
+    return path
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML or YAML file with these options by name; those that are typed win.", is_eager=True, callback=_read_config
+    ),
 ]
 
 
@@ -35,7 +64,7 @@ def with_settings(kind: type) -> Callable[[Callable[..., None]], Callable[..., N
     def parameter(name: str) -> inspect.Parameter:
         hint, option = described[name]
         panel = next((group for group, names in GROUPS.items() if name in names), None)
-        more = {"autocompletion": completion(COMPLETIONS[name])} if name in COMPLETIONS else {}
+        more: dict[str, Any] = {"autocompletion": completion(COMPLETIONS[name])} if name in COMPLETIONS else {}
         info: Any = typer.Option(
             help=option.help, min=option.min, max=option.max, envvar=option.envvar, rich_help_panel=panel, **more
         )

@@ -5,24 +5,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 import segue
 from segue.cli.arguments import (
+    Config,
     EngineOption,
     ExperimentArgument,
     Json,
     Model,
     Options,
     Out,
+    PresetName,
     Settings,
     Workers,
-    call_with,
     experiment_file,
     name_values,
     neighbours,
@@ -30,7 +30,7 @@ from segue.cli.arguments import (
 )
 from segue.cli.help import HelpfulCommand
 from segue.cli.names import completion, variants
-from segue.cli.terminal import console, print_json, resumed_by, say
+from segue.cli.terminal import command_line, console, print_json, resumed_by, say
 from segue.convert.options import Conversion, EvalSettings, PlanSettings
 from segue.errors import ConfigError
 
@@ -62,7 +62,7 @@ def demo(
     from segue.cli.demo import show
 
     options = {"seeds": seeds, "steps": steps, "teacher_steps": teacher_steps}
-    with resumed_by(shlex.join(["segue", *sys.argv[1:]])):
+    with resumed_by(*sys.argv[1:]):
         code = show(out, console, options=options, workers=workers)
     raise typer.Exit(code)
 
@@ -113,10 +113,13 @@ def convert(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Time a few steps, print time, memory, disk and operations, and stop.")
     ] = False,
+    config: Config = None,
 ) -> None:
     """Convert a pretrained model: a folder with the new one, its card and its curve. An interrupted conversion resumes.
 
     `segue convert MODEL --sites 'model.layers.*.self_attn' --student 'WindowedLinear(window=64)' --data text.txt --out DIR`
+
+    `segue convert --config mine.toml`
     """
     given = {name: getattr(settings, name) for name in ("model", "data", "plan", "validation")}
     places: dict[str, Any] = {name: _place(value) for name, value in given.items()}
@@ -156,7 +159,8 @@ def plan(
     """
     from segue.cli.plan import show
 
-    show(settings, out, console, as_json=json)
+    with resumed_by(*sys.argv[1:]):
+        show(settings, out, console, as_json=json)
 
 
 @command()
@@ -173,42 +177,48 @@ def methods(
 @command()
 def run(
     method: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Replacement method; `segue methods` lists them.", autocompletion=completion(variants), rich_help_panel="Model"
+            help="Replacement method; `segue methods` lists them. By default dcr_dfg.",
+            autocompletion=completion(variants),
         ),
-    ] = "dcr_dfg",
-    preset: Annotated[Literal["demo", "small", "paper", "minilm"], typer.Option(help="Preset of model and data.")] = "demo",
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    ] = None,
+    preset: Annotated[PresetName | None, typer.Option(help="Preset of model and data; by default demo.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run; by default 0.")] = None,
     data_fraction: Annotated[float | None, typer.Option(help="Fraction of the training data to use.")] = None,
     out: Out = Path("runs/single"),
     options: Options = None,
     settings: Settings = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML or YAML file with settings of the run; what it leaves out is as in the preset and method."),
+    ] = None,
+    save_config: Annotated[
+        Path | None, typer.Option(help="TOML or YAML file for all settings of the run; nothing is trained.")
+    ] = None,
     tracker: Annotated[list[str] | None, typer.Option(help="Tracker of Accelerate, such as tensorboard or wandb.")] = None,
 ) -> None:
     """Train one run, in every process of torchrun or accelerate. An interrupted run resumes.
 
-    `segue run --method dcr --preset demo --set recipe.shard=true --set recipe.steps=100`
-    """
-    from segue.lab import presets, variants
-    from segue.lab.config import changed
-    from segue.lab.run import run as train
+    Everything is written to --out: the run, and the teacher that it needs, in the folder `teachers`. Runs of several folders
+    share their teachers in the folder that the environment variable SEGUE_TEACHERS names.
 
-    found = variants.find([method])
-    if len(found) > 1:
-        raise ConfigError(
-            f"{method!r} stands for {len(found)} methods.", "A run has one method.", "`segue grid` trains many runs."
-        )
-    chosen = call_with(getattr(presets, preset), f"the preset {preset}", name_values(options))
-    config = chosen.run(found[0], seed=seed, data_fraction=data_fraction)
-    for path, value in name_values(settings).items():
-        config = changed(config, path, value)
-    with resumed_by(f"segue resume {out / config.name}"):
-        result = train(config, out / config.name, keep_model=True, trackers=tuple(tracker or ()))
-    if int(os.environ.get("RANK", 0)) == 0:
-        score = result.train_info.score
-        say(f"students alone: {score} {result.final:.4f} (teacher {result.train_info.teacher[score]:.4f})")
-        say(f"{out / config.name}\nNext: segue report {out}")
+    `segue run --method dcr --preset demo --set recipe.shard=true --set recipe.steps=100`
+
+    `segue run --method dcr --save-config mine.toml`
+
+    `segue run --config mine.toml`
+    """
+    from segue.cli.run import configured, show
+    from segue.lab import config_files
+
+    given = {"method": method, "preset": preset, "seed": seed, "data_fraction": data_fraction, "options": options}
+    found = configured(config, given, name_values(settings))
+    if save_config is not None:
+        config_files.save(found, save_config)
+        say(f"{save_config}\nNext: {command_line('run', '--config', save_config)}")
+        return
+    show(found, out, trackers=tuple(tracker or ()))
 
 
 @command()
@@ -251,8 +261,12 @@ def grid(
         Path | None, typer.Option(help="File tuned.json with the settings of each method, by `segue tune`.")
     ] = None,
     options: Options = None,
+    config: Config = None,
 ) -> None:
-    """Train the runs of an experiment: finished ones are skipped, interrupted ones resume."""
+    """Train the runs of an experiment: finished ones are skipped, interrupted ones resume.
+
+    Everything is written to --out, the teachers too, unless the environment variable SEGUE_TEACHERS names a folder for them.
+    """
     from segue.cli.grid import train_grid
     from segue.lab.experiment import Experiment
     from segue.lab.tune import tuned as with_settings_of
@@ -280,7 +294,7 @@ def resume(
     """
     from segue.cli.resume import resume
 
-    given = {"checkpoint": checkpoint, "allow_changes": tuple(allow_changes or ())}
+    given: dict[str, Any] = {"checkpoint": checkpoint, "allow_changes": tuple(allow_changes or ())}
     raise typer.Exit(resume(folder, convert=_convert, workers=workers, run_file=run_file, download=download, **given))
 
 
@@ -295,7 +309,9 @@ def pack(
     found = records.read_all(folder)
     packed = records.pack(found, out)
     size = packed.stat().st_size
-    say(f"{len(found)} runs in {size:,} bytes, {size // len(found):,} for a run.\n{packed}\nNext: segue report {out}")
+    say(
+        f"{len(found)} runs in {size:,} bytes, {size // len(found):,} for a run.\n{packed}\nNext: {command_line('report', out)}"
+    )
 
 
 @command()
@@ -347,4 +363,4 @@ def _convert(settings: Any, out: Path, **resuming: Any) -> None:
 
     convert(settings, out, say, **resuming)
     if int(os.environ.get("RANK", 0)) == 0 and not resuming.get("dry_run"):
-        console.print(f"In Python: segue.from_pretrained({str(out)!r})\nNext: segue eval {out}", soft_wrap=True)
+        say(f"In Python: segue.from_pretrained({str(out)!r})\nNext: {command_line('eval', out)}")

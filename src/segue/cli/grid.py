@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from segue.cli.terminal import console, resumed_by, say
+from segue.cli.terminal import command_line, console, resumed_by, say
 from segue.lab import consent
 from segue.lab.experiment import Experiment
 from segue.lab.grid import Engine, describe_grid, run_grid
@@ -19,14 +19,14 @@ def train_grid(experiment: Experiment, folder: Path, workers: int, engine: Engin
     known = describe_grid(experiment, workers=workers, engine=engine)  # so does this
     consent.remember(experiment, folder)
     write_json(known, folder / "grid.json")
-    with resumed_by(f"segue resume {folder}"):
+    with resumed_by("resume", folder):
         outcomes = run_grid(experiment, folder, workers=workers, engine=engine)
     failed = [outcome for outcome in outcomes if not outcome.ok]
     for outcome in failed:
         console.print(Text.assemble(("failed", "bold red"), f": {outcome.name}\n{outcome.why}"), soft_wrap=True)
     if failed:
         say(f"{len(failed)} runs failed; their logs are in {folder}/<run>/log.txt.")
-        say(f"Next: segue resume {folder} tries them again.")
+        say(f"Next: {command_line('resume', folder)} tries them again.")
         return 1
-    say(f"All runs are finished. Next: segue report {folder}")
+    say(f"All runs are finished. Next: {command_line('report', folder)}")
     return 0

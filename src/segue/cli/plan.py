@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from segue.cli.arguments import name_values
-from segue.cli.terminal import print_json
+from segue.cli.terminal import command_line, print_json, say
 from segue.convert.data import load, require_positions
 from segue.convert.options import Conversion, PlanSettings
 from segue.convert.parse_student import student
@@ -56,8 +56,11 @@ def show(settings: PlanSettings, out: Path, console: Console, *, as_json: bool) 
     if random:
         console.print(f"{settings.model} has random weights here: allow its pretrained ones with --download.", soft_wrap=True)
     console.print(f"\n{path}\n{', '.join(each.name for each in drawn)} are beside it.", soft_wrap=True)
-    if not random and not settings.model.startswith("timm:"):
-        console.print(f"Next: segue convert {settings.model} --plan {path} --data {settings.data} --out DIR", soft_wrap=True)
+    if settings.model.startswith("timm:"):
+        say(f"Next: {command_line('cost', settings.model, path)}")
+    elif not random:
+        words = (settings.model, "--plan", path, "--data", settings.data, "--out", "DIR")
+        say(f"Next: {command_line('convert', *words)}")
 
 
 def budget_of(settings: PlanSettings) -> Budget:

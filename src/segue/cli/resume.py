@@ -13,7 +13,7 @@ import typer
 from segue.cli import tune
 from segue.cli.arguments import neighbours
 from segue.cli.grid import train_grid
-from segue.cli.terminal import console, say
+from segue.cli.terminal import command_line, console, say
 from segue.convert.options import Conversion
 from segue.data.files import without_network
 from segue.errors import ConfigError, printable
@@ -40,7 +40,7 @@ def resume(
     given: dict[str, Any] = {"resume": checkpoint, "allow_changes": tuple(allow_changes)}
     if (settings := folder / "training" / "settings.json").exists():
         if (folder / "segue.json").exists():
-            say(f"{folder} is finished: there is nothing to resume.\nNext: segue eval {folder}")
+            say(f"{folder} is finished: there is nothing to resume.\nNext: {command_line('eval', folder)}")
             return 0
         with network:
             convert(Conversion.from_dict(read_json(settings)), folder, **given)
@@ -50,7 +50,7 @@ def resume(
             raise ConfigError(
                 "a grid resumes each of its runs from its own latest checkpoint.",
                 "--checkpoint and --allow-changes are of one run.",
-                f"give the folder of that run: segue resume {folder}/RUN.",
+                f"give the folder of that run: {command_line('resume', folder / 'RUN')}.",
             )
         return _resume_many(place, workers, run_file)
     if (folder / "config.json").exists():
@@ -61,7 +61,7 @@ def resume(
             )
         with network:
             result = train(config, folder, **given)
-        say(f"students alone: {result.train_info.score} {result.final:.4f}\nNext: segue report {folder}")
+        say(f"students alone: {result.train_info.score} {result.final:.4f}\nNext: {command_line('report', folder)}")
         return 0
     raise ConfigError(
         f"{folder} is not a run, a grid, a search of settings or a conversion.",
@@ -93,5 +93,5 @@ def _require_consent(experiment: Experiment, named_in: Path, run_file: bool) -> 
     raise ConfigError(
         f"the experiment {place} is not run.",
         "It is code, the folder names it, and you have not run it, as it is now, in this folder.",
-        f"read it, then: segue resume {folder} --run-file",
+        f"read it, then: {command_line('resume', folder, '--run-file')}",
     )

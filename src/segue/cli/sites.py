@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Column, Table
 from torch import nn
 
-from segue.cli.terminal import console, print_json, say
+from segue.cli.terminal import command_line, console, print_json, say
 from segue.lab.models import build, kinds
 from segue.sites import Site, select
 
@@ -27,7 +27,7 @@ def show(model: str, pattern: str | None, *, as_json: bool) -> None:
         for kind in found:
             table.add_row(kind.pattern, str(kind.count), f"{kind.parameters:,}", kind.module)
         console.print(table)
-        say(f"Next: segue sites {model} PATTERN shows the sites of one pattern.")
+        say(f"Next: {command_line('sites', model, 'PATTERN')} shows the sites of one pattern.")
         return
     rows = [_described(built, site) for site in select(built, pattern)]
     replaced = sum(row["parameters"] for row in rows)
@@ -41,7 +41,7 @@ def show(model: str, pattern: str | None, *, as_json: bool) -> None:
         table.add_row(str(row["index"]), ", ".join(row["names"]), f"{row['parameters']:,}", row["module"], shapes)
     console.print(table)
     say(f"{replaced:,} of {size:,} parameters ({replaced / max(1, size):.1%}) would be replaced.")
-    say(f"Next: segue cost {model} METHOD --sites '{pattern}' counts what a replacement costs.")
+    say(f"Next: {command_line('cost', model, 'METHOD', '--sites', pattern)} counts what a replacement costs.")
 
 
 def _described(model: nn.Module, site: Site) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,14 +26,14 @@ class PlainConsole(Console):
     def __init__(self, **settings: Any) -> None:
         super().__init__(markup=False, emoji=False, **settings)
 
-    @property
+    @property  # type: ignore[misc]  # nobody sets it
     def size(self) -> ConsoleDimensions:
         """The size of the terminal; files and pipes have no end."""
         isatty = getattr(self.file, "isatty", None)
         endless = self._force_terminal is None and not (isatty is not None and isatty())
         return ConsoleDimensions(WHOLE, super().size.height) if endless else super().size
 
-    @property
+    @property  # type: ignore[misc]
     def width(self) -> int:
         """The width of the terminal."""
         return self.size.width
@@ -109,13 +110,18 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
-def resumed_by(command: str) -> Iterator[None]:
-    """Name the command that resumes if the work is interrupted."""
+def resumed_by(*words: object) -> Iterator[None]:
+    """Name the command, by its words, that resumes if the work is interrupted."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        say_aside(f"To resume: {command}")
+        say_aside(f"To resume: {command_line(*words)}")
         raise
+
+
+def command_line(*words: object) -> str:
+    """Write a command of Segue as a shell takes it."""
+    return shlex.join(["segue", *map(str, words)])
 
 
 def show_error(error: SegueError) -> None:

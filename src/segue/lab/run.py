@@ -29,7 +29,7 @@ from segue.diagnostics.recorder import Recorder
 from segue.errors import ConfigError
 from segue.lab.config import Run, config_hash, to_dict
 from segue.lab.tasks import Loaded
-from segue.lab.teachers import teacher_model
+from segue.lab.teachers import teacher_model, teachers_of
 from segue.reporting import records as results
 from segue.reporting.records import Point, Result, RunInfo, TrainInfo, meta_info_of, removed_on_failure
 from segue.sites import Site, select
@@ -83,7 +83,8 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     begun = datetime.now(timezone.utc)
     loaded = config.task.load(data_fraction=config.data_fraction, seed=config.seed)
     everything = config.teacher.task.load() if config.data_fraction < 1 or config.teacher.task != config.task else loaded
-    model, teacher = teacher_model(config.teacher, folder.parent.parent / "teachers", everything)
+    teachers = teachers_of(config.teacher, folder)
+    model, teacher = teacher_model(config.teacher, teachers, everything)
     autocast = partial(_autocast, processes.device, config.recipe.precision)
     evaluate = partial(Evaluator, scores=config.task.loss.scores, processes=processes, autocast=autocast)
     model.to(processes.device)
@@ -126,7 +127,7 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     )
     result = Result(run_info=_run_info(config, folder), train_info=train_info, meta_info=meta_info_of(begun, processes.world))
     if keep_model:
-        plain, _ = teacher_model(config.teacher, folder.parent.parent / "teachers", everything)  # `model` may be sharded
+        plain, _ = teacher_model(config.teacher, teachers, everything)  # `model` may be sharded
         parts = ("student", "adapter", "gate", "schedule", "guidance", "distill", "phases")
         own = {part: getattr(config.plan, part) for part in parts}
         handover: Handover = checkpoint.load_(plain, folder / "checkpoints", **own)  # a lambda cannot be saved by name
