@@ -42,6 +42,12 @@ def test_it_names_what_is_missing_and_what_is_too_old(monkeypatch):
     assert "timm is missing" in json.loads(call("doctor", "--json"))["extras"]["timm"]
 
 
+def test_what_another_version_of_python_needs_is_not_missing(monkeypatch):
+    needs = ["no_such_package>=1; python_version < '3.0' and extra == 'lab'", "nor_this>=1; extra == 'lab'", "torch>=2.6"]
+    monkeypatch.setattr(metadata, "requires", lambda name: needs)
+    assert json.loads(call("doctor", "--json"))["extras"] == {"lab": ["nor_this is missing"], "segue itself": []}
+
+
 def test_sources_without_an_installation_have_no_extras(monkeypatch):
     def requires(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)

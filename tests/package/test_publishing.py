@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import segue
-
 ROOT = Path(__file__).parents[2]
 yaml = pytest.importorskip("yaml")
 SETTINGS = [*ROOT.glob(".github/**/*.yml"), ROOT / ".pre-commit-config.yaml", ROOT / "CITATION.cff"]
@@ -37,10 +35,6 @@ def test_the_tested_versions_of_python_are_those_that_are_promised():
     assert pyproject()["project"]["requires-python"] == f">={promised[0]}"
     (lowest,) = (step["with"]["python-version"] for step in jobs["lowest"]["steps"] if "with" in step)
     assert lowest == promised[0]
-
-
-def test_the_citation_has_the_version():
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == segue.__version__
 
 
 def test_published_links_lead_to_files_of_the_repository(tmp_path):

@@ -35,7 +35,7 @@ def show(*, as_json: bool) -> None:
     for extra, faults in lacking.items():
         say(f"extra {extra}: {', '.join(faults)}")
     if lacking:
-        say(f"Next: an extra is only needed for what it is for; pip install 'segue[{[*lacking][-1]}]' completes that one.")
+        say("Next: an extra is only needed for what it is for; pip install 'segue[NAME]' completes one.")
 
 
 def examination() -> dict[str, Any]:
@@ -76,6 +76,11 @@ def _needs() -> list[Requirement]:
     return sorted((need for need in needs if need.name != "segue"), key=lambda need: need.name)
 
 
+def _extra_of(need: Requirement) -> str:
+    named = re.search("extra == [\"']([^\"']+)", str(need.marker))
+    return named[1] if named else CORE
+
+
 def _installed(need: Requirement) -> str | None:
     try:
         return metadata.version(need.name)
@@ -87,8 +92,10 @@ def _extras() -> dict[str, list[str]]:
     """Return what each extra of the installed package lacks."""
     found: dict[str, list[str]] = {}
     for need in _needs():
-        named = re.search("extra == [\"']([^\"']+)", str(need.marker))
-        lacks, version = found.setdefault(named[1] if named else CORE, []), _installed(need)
+        extra = _extra_of(need)
+        if need.marker is not None and not need.marker.evaluate({"extra": extra}):  # another Python or system needs it
+            continue
+        lacks, version = found.setdefault(extra, []), _installed(need)
         if version is None:
             lacks.append(f"{need.name} is missing")
         elif not need.specifier.contains(version, prereleases=True):

@@ -56,7 +56,7 @@ def example_lines(command: str, width: int) -> str:
         --second 2
     """
     lines: list[str] = []
-    for part in re.split(r" (?=--)", command):
+    for part in re.split(r" (?=--|-\w )", command):
         if lines and len(lines[-1]) + 1 + len(part) + len(" \\") <= width:
             lines[-1] += f" {part}"
         else:
