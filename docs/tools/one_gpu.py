@@ -28,7 +28,7 @@ LLAMAS = {  # the sizes of published models
                  "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False},
 }  # fmt: skip
 METHODS = ("student_only", "dcr_dfg", "local_fit", "distillation")
-HEADINGS = ("model", "method", "operations per step", "weights", "gradients and AdamW", "kept for backward", "memory", "time")
+HEADINGS = ("model", "method", "operations", "weights", "AdamW", "kept", "memory", "time")
 
 
 def rows(label: str, name: str, sites: str, *, batch: int, tokens: int) -> list[list[str]]:
