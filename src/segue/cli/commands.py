@@ -329,7 +329,7 @@ def report(
 ) -> None:
     """Make figures, tables and one HTML page from saved runs."""
     from segue.cli.demo import show_summary
-    from segue.cli.report import as_data
+    from segue.cli.report_data import as_data
     from segue.lab.report.page import build
     from segue.lab.report.summary import summarize
     from segue.reporting import records as results
