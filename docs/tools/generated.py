@@ -5,6 +5,7 @@ A page asks by a comment, and nobody keeps a list by hand:
 `<!-- api: segue.gates -->`         every public name of a module, from its docstring and signature
 `<!-- table: methods -->`           the methods, with what each one sets
 `<!-- table: operators -->`         the operators, with what each one costs
+`<!-- table: words -->`             Segue's own words, as how-it-works.md defines them
 `<!-- measured: window | Sliding window -->`    an operator's rows in performance.md and the log of November 2026
 """
 
@@ -26,6 +27,7 @@ import segue
 DOCS = Path(__file__).parents[1]
 REQUEST = re.compile(r"<!-- (api|table|measured): (.+?) -->")
 SPEED = "| mixer | exponent, forward |"
+WORDS = "| word | meaning |"
 RECOVERED = "| operator | Student only |"
 
 
@@ -63,6 +65,8 @@ def table(what: str, page: str) -> str:
     cards = "" if page.startswith("cards/") else "cards/"
     if what == "operators":
         return _operators(cards)
+    if what == "words":
+        return _written(_table(DOCS / "how-it-works.md", WORDS))
     return re.sub(r"^\| `(\w+)` \|", rf"| [`\1`]({cards}\1.md) |", segue.methods.table(), flags=re.MULTILINE)
 
 

@@ -54,6 +54,7 @@ class Serializer:
     error: type[SegueError]
     hint: str  # what to do about a user's own part; {field} is the setting that holds it
     describes_unsaved: bool = False  # write the fields of a user's own dataclass too: a hash then depends on them
+    reads_old: bool = True  # what a file leaves out has the value of version 0.1.0; else the default of today
 
     def encode(self, value: Any) -> Any:
         """Turn settings into plain data."""
@@ -95,16 +96,16 @@ class Serializer:
             raise self.error(
                 f"{at} has the kind {written!r}, which is not one of Segue's.",
                 nearest(written, list(self.kinds)),
-                "another version of Segue may have written it.",
+                "another version of Segue may have written it." if self.reads_old else f"correct {at}.",
             )
         made = self.kinds[kind]
         fields = {name: value for name, value in data.items() if name != "kind"}
-        if hasattr(made, "from_dict"):
+        if hasattr(made, "from_dict") and self.reads_old:
             return made.from_dict(fields)
         if kind != written:
             for name, prefix in DROPPED_PREFIXES.get(kind, {}).items():
                 fields |= {name: str(fields[name]).removeprefix(prefix)} if name in fields else {}
-        found = self.decode_fields(made, kind, {**ADDED_FIELDS.get(kind, {}), **fields}, at)
+        found = self.decode_fields(made, kind, {**(ADDED_FIELDS.get(kind, {}) if self.reads_old else {}), **fields}, at)
         try:
             return made(**found)
         except TypeError as error:
@@ -120,7 +121,7 @@ class Serializer:
                 raise self.error(
                     f"{kind} has no setting {written!r}.",
                     nearest(written, sorted(known)),
-                    "another version may have written it.",
+                    "another version may have written it." if self.reads_old else f"correct {at}.",
                 )
             found[name] = self.decode(value, f"{at}.{name}")
         return found

@@ -7,7 +7,9 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import filelock
 import pytest
 
 import segue
@@ -18,6 +20,7 @@ from tests.helpers.processes import FreshProcess, Ranks
 from tests.helpers.tiny import SITES
 from tests.training.fit_cases import fit
 
+REAL = filelock.FileLock
 PLAN = segue.methods.dcr(sites=SITES)
 
 
@@ -42,6 +45,21 @@ def wait_for(path: Path) -> None:
             return
         time.sleep(0.01)
     raise AssertionError(f"{path} does not appear")
+
+
+def test_the_filelock_of_an_old_torch_is_enough(tmp_path, monkeypatch):
+    """Only `acquire` takes an interval there."""
+
+    class Old:
+        def __init__(self, path: Path) -> None:
+            self.lock = REAL(path)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.lock, name)
+
+    monkeypatch.setattr("filelock.FileLock", Old)
+    with locked(tmp_path):
+        assert (tmp_path / FILE).read_text()
 
 
 def train(folder: str) -> None:

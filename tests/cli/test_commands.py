@@ -7,8 +7,9 @@ import json
 import pytest
 
 from segue.cli import commands
+from segue.diagnostics.costs import Cost
 from segue.errors import ConfigError, SiteError
-from segue.lab import models
+from segue.lab import models, variants
 from segue.lab.report import figures
 from tests.convert.forged import forgeries
 from tests.helpers.command import call, runner
@@ -111,10 +112,24 @@ def test_a_mistake_gets_one_clear_message(arguments, kind, text, tmp_path, monke
     assert list(tmp_path.iterdir()) == [], "nothing was written"
 
 
-def test_methods_lists_all_of_them():
+def test_methods_lists_the_methods_and_on_request_the_variants():
+    assert [one["name"] for one in json.loads(call("methods", "--json"))] == list(variants.METHODS)
+    assert [one["name"] for one in json.loads(call("methods", "--all", "--json"))] == list(variants.ALL)
     shown = call("methods")
-    for name in ("student_only", "distillation", "theseus_constant_0.7", "dcr_dfg_hold", "dcr_all"):
-        assert name in shown
+    assert all(name in shown for name in variants.METHODS)
+    assert "dcr_dfg_hold" not in shown
+    assert "dcr_dfg_hold" in call("methods", "--all")
+
+
+def test_sites_and_cost_as_json():
+    patterns = json.loads(call("sites", "demo", "--json"))
+    assert {"pattern": "blocks.*.attn", "count": 6, "module": "Attention", "parameters": 56448} in patterns["patterns"]
+    found = json.loads(call("sites", "demo", "blocks.*.attn", "--json"))
+    assert found["replaced"] == sum(site["parameters"] for site in found["sites"]) == 56448
+    assert found["sites"][5]["names"] == ["blocks.5.attn"]
+    assert found["sites"][0]["shapes"]["qkv.weight"] == [144, 48]
+    costs = json.loads(call("cost", "demo", "dcr", "--sites", "blocks.*.attn", "--steps", "10", "--json"))
+    assert Cost.from_dict(costs["DCR"]).steps == 10
 
 
 @pytest.mark.slow
@@ -145,6 +160,10 @@ def test_a_report_compares_with_the_named_reference(tmp_path, monkeypatch):
     save(grid(methods=["student_only", "theseus", "dcr"], groups=["all"], seeds=5, evaluations=3, sites=1), tmp_path)
     assert "with Student only, the reference" in " ".join(call("report", str(tmp_path), "--reference", "student_only").split())
     assert "The reference is named beforehand" in (tmp_path / "table.md").read_text()
+    found = json.loads(call("report", str(tmp_path), "--reference", "student_only", "--json"))
+    assert found["reference"] == "student_only"
+    assert [one["method"] for one in found["groups"][0]["methods"]] == ["student_only", "theseus", "dcr"]
+    assert found["groups"][0]["methods"][0]["final"]["n"] == 5
     with pytest.raises(ConfigError, match="no run has the method 'dcrr', the reference"):
         call("report", str(tmp_path), "--reference", "dcrr")
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import segue
-from segue.cli import commands
 from segue.cli import cost as cost_table
 from segue.errors import ConfigError, SegueError
 from segue.lab import variants
@@ -25,8 +24,7 @@ def table_of(shown: str) -> dict[str, list[str]]:
     return {name: rest for name, *rest in cells}
 
 
-def test_cost_of_one_plan_phase_by_phase(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands.console, "width", 240)
+def test_cost_of_one_plan_phase_by_phase(tmp_path):
     shown = call("cost", "demo", "dcr", "--sites", "blocks.*.attn", "--steps", "50", "--picture", str(tmp_path / "cost.png"))
     rows = table_of(shown)
     assert list(rows) == ["blend", "after takeover", "complete run", "student-only", "full-teacher distillation"]
@@ -38,8 +36,7 @@ def test_cost_of_one_plan_phase_by_phase(tmp_path, monkeypatch):
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_cost_of_the_papers_seven_side_by_side(monkeypatch):
-    monkeypatch.setattr(commands.console, "width", 240)
+def test_cost_of_the_papers_seven_side_by_side():
     rows = table_of(call("cost", "demo", "paper", "--sites", "blocks.*.attn", "--steps", "20"))
     assert list(rows) == [variant.label for variant in variants.PAPER]
     against_full = {name: float(cells[2]) for name, cells in rows.items()}
@@ -47,8 +44,7 @@ def test_cost_of_the_papers_seven_side_by_side(monkeypatch):
     assert against_full["Theseus"] < against_full["DCR"] < against_full["Theseus-Gumbel"] < 1.0
 
 
-def test_cost_of_a_saved_plan_on_models_of_other_libraries(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands.console, "width", 240)
+def test_cost_of_a_saved_plan_on_models_of_other_libraries(tmp_path):
     plan = segue.methods.lolcats(sites="encoder.layer.*.attention.self", hold=0.5)
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
     sizes = {"num_hidden_layers": 2, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 8}
@@ -70,7 +66,6 @@ def test_a_file_that_is_no_plan(text, tmp_path):
 
 def test_a_large_model_is_counted_without_its_weights(monkeypatch):
     monkeypatch.setattr(cost_table, "LARGE", 1000)
-    monkeypatch.setattr(commands.console, "width", 240)
     arguments = ("cost", "demo", "dcr", "--sites", "blocks.*.attn", "--steps", "20")
     large = call(*arguments)
     monkeypatch.setattr(cost_table, "LARGE", 10**9)
@@ -85,8 +80,7 @@ def test_a_model_that_zeros_do_not_suit_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("quantised", [False, True])
-def test_cost_and_sites_read_what_convert_reads(quantised, tmp_path, monkeypatch):
-    monkeypatch.setattr(commands.console, "width", 240)
+def test_cost_and_sites_read_what_convert_reads(quantised, tmp_path):
     original = small_models.model("llama")
     path = gguf_files.write(tmp_path / "small.gguf", original, quantised=quantised)
     pattern = "model.layers.*.self_attn"

@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 import segue
-from segue.cli import commands
 from segue.errors import ConfigError, PlanError
 from tests.convert import small_models
 from tests.helpers.command import call
@@ -30,8 +29,7 @@ def command(files, *more):
     return ("plan", files / "model", "--sites", SITES, "--data", files / "text.txt", *QUICK, *more)
 
 
-def test_a_plan_is_printed_and_saved(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(commands.console, "width", 240)
+def test_a_plan_is_printed_and_saved(files, tmp_path):
     given = ("--candidates", "LinearAttention; WindowedLinear(window=2)", "--save", "cache_bytes=0.2", "--out", tmp_path)
     shown = call(*command(files, *given, "--cost-tokens", "48"))
     for part in ("The plan", "What can be saved of the model", "Replaced: ", "Cost of a site", "Next: segue convert"):
@@ -59,8 +57,7 @@ def test_a_plan_is_printed_and_saved(files, tmp_path, monkeypatch):
     assert replaced == list(plan.sites)
 
 
-def test_a_timm_model_is_planned_on_a_folder_of_images(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands.console, "width", 240)
+def test_a_timm_model_is_planned_on_a_folder_of_images(tmp_path):
     for part in ("train", "test"):
         for i in range(4):
             place = tmp_path / part / ("red", "blue")[i % 2]

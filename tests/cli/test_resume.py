@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 from segue import SegueWarning
 from segue.checkpoint import folders
-from segue.cli import commands
+from segue.cli import commands, main
 from segue.errors import CheckpointError, ConfigError
 from segue.lab import consent
 from segue.lab.experiment import Experiment
@@ -210,6 +212,29 @@ def test_changes_are_allowed_by_name(stopped_run, tmp_path):
         call("resume", folder)
     options = re.search("segue resume DIR (.*). Nothing was changed", str(caught.value))
     assert "students alone" in call("resume", folder, *options[1].split())
+
+
+@pytest.mark.slow
+def test_ctrl_c_names_the_command_that_resumes(tmp_path, monkeypatch, capsys):
+    plain, out = Loop.step, tmp_path / "a folder"
+
+    def interrupted(loop: Loop, interruption: Any) -> Any:
+        if loop.done == 1 and loop.handover is not None:
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(loop, interruption)
+
+    options = ("-o", "steps=3", "-o", "teacher_steps=2", "-o", "depth=2", "--set", "evaluations=1", "--set", "diagnostics=[]")
+    with monkeypatch.context() as patched, pytest.raises(SystemExit) as left:
+        patched.setattr(Loop, "step", interrupted)
+        patched.setattr(sys, "argv", ["segue", "run", "--method", "dcr", "--out", str(out), *options])
+        main()
+    assert left.value.code == 128 + signal.SIGINT
+    said = capsys.readouterr().err
+    assert "stopped at step 2 of 3" in said
+    _, _, command = said.partition("To resume: ")
+    assert "students alone" in followed(command.splitlines()[0])
+    assert {path.name for path in tmp_path.iterdir()} == {out.name}, "everything is in --out"
+    assert {path.name for path in out.iterdir()} == {"dcr-seed0", "teachers"}
 
 
 def test_a_grid_has_no_checkpoint_of_its_own(grid):

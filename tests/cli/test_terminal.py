@@ -11,7 +11,7 @@ import warnings
 from contextlib import suppress
 
 import pytest
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 import segue
@@ -68,6 +68,46 @@ def test_a_console_shows_text_tables_and_markup_as_they_are():
     assert "[bold]a" in said
     assert ":boom:" in said
     assert "[/nothing]" in said
+
+
+SITES = [(f"model.layers.{i}.self_attn", "5,308,416", "LlamaAttention", "q_proj.weight 2048x2048, o_proj") for i in (0, 31)]
+
+
+def printed(width: int | None) -> str:
+    """Print a table to a terminal of this width, or to a pipe."""
+    out = io.StringIO()
+    console = PlainConsole(file=out, **({} if width is None else {"force_terminal": True, "width": width, "no_color": True}))
+    table = Table(Column("site", no_wrap=True), "parameters", "module", "shapes", title="Sites of a model")
+    for row in SITES:
+        table.add_row(*row)
+    console.print(table)
+    return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+
+
+def test_a_table_in_a_pipe_is_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    lines = printed(None).splitlines()
+    assert all(any(all(cell in line for cell in row) for line in lines) for row in SITES)
+
+
+@pytest.mark.parametrize("width", range(29, 120, 7))
+def test_a_table_never_cuts_a_word_and_names_the_columns_without_room(width):
+    said = printed(width)
+    table, _, rest = said.partition("Not shown for want of width: ")
+    missing = re.findall(r"\w+", rest)
+    columns = dict(zip(("site", "parameters", "module", "shapes"), zip(*SITES, strict=True), strict=True))
+    for name, cells in columns.items():
+        assert (name in missing) != bool(re.search(rf"┃ *{name} *┃", table)), said
+        if name not in missing:
+            assert {word for cell in cells for word in cell.split()} <= set(re.split(r"[\s│]+", table)), said
+    assert max(map(len, said.splitlines())) <= width
+
+
+def test_a_column_that_is_wider_than_the_terminal_continues_in_the_next_line():
+    said = printed(16)
+    assert max(map(len, said.splitlines())) <= 16
+    assert all(site in re.sub(r"[\s│]", "", said) for site, *_ in SITES)
 
 
 def test_errors_and_warnings_are_printable_and_have_three_lines():

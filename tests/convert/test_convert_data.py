@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import segue
+from segue.cli import commands
 from segue.convert import sampling
 from segue.convert.convert import Conversion
 from segue.convert.convert import convert as in_python
@@ -20,7 +21,7 @@ from segue.core.tensor_files import read
 from segue.errors import ConfigError, PlanError
 from tests.convert.small_models import ATTENTION, convert, points, record, save, text, tokenizer
 from tests.convert.test_chat import CHATML, ROWS, messages
-from tests.helpers.command import call
+from tests.helpers.command import call, runner
 from tests.helpers.processes import Ranks
 from tests.helpers.tiny import same_bits
 
@@ -116,8 +117,11 @@ def test_chats_convert_and_are_evaluated(tmp_path):
     assert "11 chats of at most 64 tokens" in said
     assert record(out)["budget"]["tokens"] is None
     assert (out / "chat_template.jinja").read_text() == CHATML
-    shown = call("eval", out, "--contexts", "8", "--tokens", "8")
-    assert "pieces of 8 tokens" in shown
+    shown = runner.invoke(
+        commands.app, ["eval", str(out), "--contexts", "8", "--tokens", "8", "--json"], catch_exceptions=False
+    )
+    assert json.loads(shown.stdout) == json.loads((out / "eval" / "results.json").read_text()), "and nothing else on stdout"
+    assert json.loads(shown.stdout)["data"]["tokens"] == 8
 
 
 def test_a_validation_file_and_further_files_have_scores_of_their_own(base, texts, others, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import torch
 import segue
 from segue.convert import data, tasks
 from segue.convert.pretrained import open_base
+from segue.training.tasks import quality_of
 from tests.convert.small_models import epoch, model, scores, settings
 
 
@@ -24,6 +25,16 @@ def test_the_perplexity_of_a_causal_model_is_that_of_transformers(base, texts):
             tokens += ids.numel()
     assert tokens == 16 * round(0.1 * (found.train.count + tokens // 16))
     assert found.task.of(scores(opened, found)) == pytest.approx(math.exp(losses / tokens), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("task", "shown"),
+    [(tasks.NextToken(), "perplexity 8"), (tasks.HiddenToken(), "perplexity 8"), (tasks.Labels(), "accuracy 0.02 %")],
+)
+def test_progress_shows_the_score_by_which_a_task_is_judged(task, shown):
+    """Of a language model the perplexity: its accuracy is 0.000 to three digits for long."""
+    assert quality_of(task, {"loss": math.log(8), "accuracy": 0.0002}) == shown
+    assert quality_of(task, {}) == "", "before the first evaluation"
 
 
 def test_the_perplexity_of_a_masked_model_is_that_of_transformers(base, texts):

@@ -202,7 +202,7 @@ def test_a_grid_stopped_by_ctrl_c_then_by_kill_9_then_restarted_gives_the_result
     assert how[first].why == how[second].why == ""
     for name in (first, second):
         assert numbers(out, name) == numbers(undisturbed, name)
-    assert len(list((tmp_path / "teachers").glob("*/teacher.json"))) == 1
+    assert len(list((out / "teachers").glob("*/teacher.json"))) == 1
     trained = [path for path in out.glob("*/log.txt") if "teacher 1/1" in path.read_text()]
     assert len(trained) == 1  # by one worker, for all of them
     assert "killed" in how["distillation-seed0"].why

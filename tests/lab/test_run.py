@@ -19,7 +19,7 @@ from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
 from segue.lab.config import config_hash, from_dict, to_dict
 from segue.lab.run import Drift, block_of, is_finished, run
-from segue.lab.teachers import teacher_model
+from segue.lab.teachers import teacher_model, teachers_of
 from segue.reporting import records as results
 from segue.reporting.records import commit
 from segue.schedules import Adaptive
@@ -65,7 +65,7 @@ def numbers(result):
 
 
 def teacher_of(place):
-    return teacher_model(TEACHER, place.parent / "teachers", TASK.load())[0].eval()
+    return teacher_model(TEACHER, place / "teachers", TASK.load())[0].eval()
 
 
 def scored(model, batches):
@@ -319,9 +319,22 @@ def test_a_run_that_comes_too_late_leaves_the_files_of_the_first(place):
     shutil.rmtree(folder)
 
 
-def test_teachers_are_next_to_the_experiment_and_shared(finished, place):
-    assert [path.name for path in (place.parent / "teachers").iterdir()] == [config_hash(TEACHER)]
+def test_teachers_are_beside_the_runs_and_shared(finished, place):
+    assert [path.name for path in (place / "teachers").iterdir()] == [config_hash(TEACHER)]
+    assert not (place.parent / "teachers").exists(), "nothing is written outside of --out"
     assert tiny_runs.config("dcr").teacher == TEACHER
+
+
+def test_teachers_may_have_a_folder_of_their_own_or_that_of_version_0_1_0(tmp_path, monkeypatch):
+    run_folder = tmp_path / "grid" / "dcr-seed0"
+    assert teachers_of(TEACHER, run_folder) == tmp_path / "grid" / "teachers"
+    old = tmp_path / "teachers" / config_hash(TEACHER)
+    old.mkdir(parents=True)
+    assert teachers_of(TEACHER, run_folder) == tmp_path / "grid" / "teachers", "it is not complete"
+    (old / "teacher.json").touch()
+    assert teachers_of(TEACHER, run_folder) == tmp_path / "teachers"
+    monkeypatch.setenv("SEGUE_TEACHERS", str(tmp_path / "cache"))
+    assert teachers_of(TEACHER, run_folder) == tmp_path / "cache"
 
 
 EXAMPLE = batch(7)
@@ -416,4 +429,4 @@ def test_a_teacher_without_stages_is_the_model_as_it_is_built(tmp_path):
     result = run(dataclasses.replace(config("dcr"), teacher=pretrained), tmp_path / "runs" / "dcr")
     loaded = TASK.load()
     assert result.train_info.teacher == scored(loaded.build(TEACHER.seed).eval(), loaded.final)
-    assert not (tmp_path / "teachers").exists()
+    assert not list(tmp_path.rglob("teachers"))

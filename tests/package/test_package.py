@@ -2,6 +2,7 @@
 
 import email
 import subprocess
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -25,6 +26,17 @@ def test_the_wheel_and_the_sdist_pass_twine(wheel):
     files = [str(path) for path in wheel.parent.iterdir()]
     assert len(files) == 2
     run_python("-m", "twine", "check", "--strict", *files)
+
+
+@pytest.mark.processes
+def test_the_sdist_has_every_file_of_the_repository(wheel):
+    """So that `make test` runs from it."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in tracked.stdout.splitlines() if (ROOT / name).exists()} <= packed
 
 
 @pytest.mark.processes

@@ -127,6 +127,7 @@ VALID: dict[str, dict[str, Any]] = {
     },
     "eval": {"folder": "converted", "contexts": "8", "texts": 2, "out": "out"},
     "methods": {},
+    "doctor": {},
     "run": {"out": "out", "options": [f"{name}={value}" for name, value in TINY.items()], "settings": ["evaluations=1"]},
     "grid": {"experiment": "experiments/mine", "out": "out"},
     "tune": {"experiment": "experiments/mine", "trials": 3, "out": "out"},

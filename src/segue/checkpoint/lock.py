@@ -36,7 +36,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     if _owners.get(path) == me:
         yield
         return
-    lock = FileLock(path, poll_interval=0.2)
+    lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -47,7 +47,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
                 "wait until it ends, stop it, or give another folder. Nothing was changed.",
             ) from None
         print(printable(f"{folder}: waiting for {_holder(path)}"), file=sys.stderr, flush=True)
-        lock.acquire()
+        lock.acquire(poll_interval=0.2)
     except OSError as error:
         raise _not_locked(folder, error) from None
     _owners[path] = me

@@ -13,6 +13,7 @@ def main() -> None:
     """Run the command; an error prints its three lines and exits with 1, Ctrl-C with 130."""
     try:
         from segue.cli import commands
+        from segue.cli.terminal import show_error
     except ImportError as error:
         _refuse_missing(error)
         raise
@@ -20,7 +21,7 @@ def main() -> None:
         _refuse_unprintable(sys.argv[1:])
         commands.app(prog_name="segue")
     except SegueError as error:
-        commands.show_error(error)
+        show_error(error)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
@@ -28,7 +29,7 @@ def main() -> None:
         if isinstance(error, ModuleNotFoundError):
             _refuse_missing(error)
         if isinstance(error, OSError) and error.errno is not None:
-            commands.show_error(_of_the_system(error))
+            show_error(_of_the_system(error))
             sys.exit(1)
         sys.stderr.write(printable(traceback.format_exc()))  # a mistake in Segue, which must not be hidden
         sys.exit(1)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from torch import nn
 
+from segue.cli.terminal import print_json, say
 from segue.core import files
 from segue.core.blending import tensors
 from segue.diagnostics.costs import HEADINGS, Cost, cost
@@ -34,6 +35,7 @@ def show(
     tokens: int,
     steps: int,
     picture: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Count and print: one plan phase by phase, several in one table."""
     outline = build(name)
@@ -47,13 +49,18 @@ def show(
     for place, (label, one) in enumerate(plans.items(), 1):
         with console.status(Text(f"counting {label}, {place} of {len(plans)}")):
             found[label] = _counted(name, model, one, inputs, steps)
+    drawn = None if picture is None else next(iter(found.values())).draw(picture)
+    if as_json:
+        print_json({label: one.to_dict() for label, one in found.items()})
+        return
     title = f"{name}, {batch} examples a step, {steps:,} steps"
     console.print(_by_phase(found[next(iter(found))], title) if len(found) == 1 else _side_by_side(found, title))
     if len(found) == 1:
         for sentence in found[next(iter(found))].notes:
             console.print(sentence, soft_wrap=True)
-    if picture is not None:
-        console.print(str(next(iter(found.values())).draw(picture)), soft_wrap=True)
+    if drawn is not None:
+        say(str(drawn))
+    say("These numbers are counted, not measured. Next: segue convert --help, or segue run --help.")
 
 
 def _counted(name: str, model: nn.Module, plan: Plan, inputs: Any, steps: int) -> Cost:
@@ -101,7 +108,7 @@ def _plans(plan: str, sites: str | None, outline: nn.Module, name: str) -> dict[
 
 
 def _by_phase(found: Cost, title: str) -> Table:
-    table = Table(*HEADINGS, title=title)
+    table = Table(Column(HEADINGS[0], no_wrap=True), *HEADINGS[1:], title=title)
     for phase in found.rows:
         table.add_row(*found.cells(phase), end_section=phase == found.total)
     return table
@@ -117,7 +124,7 @@ def _side_by_side(found: dict[str, Cost], title: str) -> Table:
         "bytes kept",
         "parameters",
     )
-    table = Table(*headings, title=f"{title}; means over the complete run")
+    table = Table(Column(headings[0], no_wrap=True), *headings[1:], title=f"{title}; means over the complete run")
     for label, one in found.items():
         total = one.total
         highest = max(one.phases, key=lambda phase: phase.flops)

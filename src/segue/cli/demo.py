@@ -48,7 +48,9 @@ def show(out: Path, console: Console, *, options: dict[str, Any], workers: int) 
     show_summary(summarize(found), console)
     console.print(f"- Replaced without training, the students' {found[0].train_info.score} is {_swapped(found):.3f}.")
     console.print(f"- {_held(found)}", soft_wrap=True)
-    console.print(f"\n{duration(time.monotonic() - begun)} in all. The report, with figures:\n{page}", soft_wrap=True)
+    console.print(
+        f"\n{duration(time.monotonic() - begun)} in all. Next: open the report, with figures:\n{page}", soft_wrap=True
+    )
     return 0
 
 

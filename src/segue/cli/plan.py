@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from segue.cli.arguments import name_values
+from segue.cli.terminal import command_line, print_json, say
 from segue.convert.data import load, require_positions
 from segue.convert.options import Conversion, PlanSettings
 from segue.convert.parse_student import student
@@ -50,14 +50,17 @@ def show(settings: PlanSettings, out: Path, console: Console, *, as_json: bool) 
     path = found.save(out)
     drawn = found.draw(out)
     if as_json:
-        console.print(json.dumps(found.to_dict()), soft_wrap=True, highlight=False)
+        print_json(found.to_dict())
         return
     _print(found, console)
     if random:
         console.print(f"{settings.model} has random weights here: allow its pretrained ones with --download.", soft_wrap=True)
     console.print(f"\n{path}\n{', '.join(each.name for each in drawn)} are beside it.", soft_wrap=True)
-    if not random and not settings.model.startswith("timm:"):
-        console.print(f"Next: segue convert {settings.model} --plan {path} --data {settings.data} --out DIR", soft_wrap=True)
+    if settings.model.startswith("timm:"):
+        say(f"Next: {command_line('cost', settings.model, path)}")
+    elif not random:
+        words = (settings.model, "--plan", path, "--data", settings.data, "--out", "DIR")
+        say(f"Next: {command_line('convert', *words)}")
 
 
 def budget_of(settings: PlanSettings) -> Budget:
@@ -123,8 +126,7 @@ def _print(found: Planned, console: Console) -> None:
     for title, headings, rows in tables(found):
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
         for place, heading in enumerate(headings):
-            whole = max((len(row[place]) for row in rows), default=0) if place != 1 else 0  # numbers are never cut short
-            table.add_column(heading, no_wrap=place == 0, min_width=whole, justify="left" if place < 2 else "right")
+            table.add_column(heading, no_wrap=place == 0, justify="left" if place < 2 else "right")
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from segue.cli.terminal import command_line, resumed_by
 from segue.lab import consent
 from segue.lab.experiment import Experiment
 from segue.lab.grid import Engine, describe_grid
@@ -26,14 +27,16 @@ def show(experiment: Experiment, out: Path, console: Console, tuning: Tuning, wo
     consent.remember(experiment, out)
     write_json({**described, "tuning": asdict(tuning)}, out / SETTINGS)
     console.print(f"{len(arms)} methods with {tuning.trials} trials each; results in {out}", soft_wrap=True)
-    failed = tune(experiment, out, tuning=tuning, workers=workers, engine=engine)
+    with resumed_by("resume", out):
+        failed = tune(experiment, out, tuning=tuning, workers=workers, engine=engine)
     for outcome in failed:
         console.print(f"failed: {outcome.name}\n{outcome.why}", soft_wrap=True)
     if failed:
         console.print(f"{len(failed)} runs failed; their logs are in {out}/<run>/log.txt.", soft_wrap=True)
+        console.print(f"Next: {command_line('resume', out)} tries them again.", soft_wrap=True)
         return 1
     console.print(table(read_json(out / FILE, "methods")["methods"]))
-    console.print(f"{out / FILE}\nNext: segue grid EXPERIMENT --tuned {out / FILE}", soft_wrap=True)
+    console.print(f"{out / FILE}\nNext: {command_line('grid', 'EXPERIMENT', '--tuned', out / FILE)}", soft_wrap=True)
     return 0
 
 

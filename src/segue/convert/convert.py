@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from segue.sites import select
 from segue.training import distributed as launch
 from segue.training.fit import Fit, fit
 from segue.training.recipe import Recipe
+from segue.training.tasks import quality_of
 
 __all__ = ["Conversion", "convert"]
 
@@ -90,7 +92,7 @@ def convert(
             processes.wait()
             trained = run.train(work, say, resume=resume or True, allow_changes=allow_changes)
         except (KeyboardInterrupt, SystemExit):
-            say(f"To resume, repeat the command, or: segue resume {out}")
+            say(f"To resume, repeat the command, or: segue resume {shlex.quote(str(out))}")
             raise
         assert trained.handover is not None
         trained.handover.finalize_()
@@ -138,7 +140,7 @@ class Run:
         self.original = self.seen = folder.evaluated(model, self.data.held_out, self.data.task)
         took = time.perf_counter() - begun
         self.others = folder.evaluated_on(model, self.data)
-        say(f"original: {_quality(self.data, self.original)}")
+        say(f"original: {quality_of(self.data.task, self.original)}")
         if self.timed and self.sharded:
             say("no time is announced: a rehearsal would leave the model sharded")
         elif self.timed:
@@ -239,10 +241,6 @@ def _as_saved(work: Path) -> dict[str, Any]:
             return {}
         return {name: decode(part, f"plan.{name}") for name, part in saved.items()}
     return {}
-
-
-def _quality(data: Data, scores: dict[str, float]) -> str:
-    return f"{data.task.quality} {data.task.of(scores):.4g}{data.task.unit}"
 
 
 def _line(data: Data, original: dict[str, float], point: dict[str, Any]) -> str:

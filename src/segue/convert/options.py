@@ -10,6 +10,22 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from segue.border import checked
 from segue.errors import ConfigError
 
+GROUPS: dict[str, tuple[str, ...]] = {  # of the options in a help text
+    "Model": (
+        *("model", "sites", "student", "candidates", "method", "plan", "guidance", "distill", "control", "exclude"),
+        *("folder", "base", "digest"),
+    ),
+    "Data": (
+        *("data", "text", "label", "download", "tokens", "texts", "contexts", "harness", "validation", "evaluate_on"),
+        *("samples", "sampling_temperature", "sampling_top_p"),
+    ),
+    "Training": (
+        *("steps", "batch", "batches", "lr", "lr_new", "lr_backbone", "warmup", "accumulate", "train", "lora", "seed"),
+        *("evaluations", "eval_batches", "teacher_cache", "fit_steps", "subsets", "recall", "augmented"),
+    ),
+    "Budget": ("save", "kl", "differing", "saves", "cost_batch", "cost_tokens"),
+    "Devices": ("precision", "dtype", "shard", "compile"),
+}
 RENAMED = {"looks": "evaluations", "keep": "exclude"}  # settings of version 0.1.0, in files that it wrote
 
 

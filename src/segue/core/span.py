@@ -206,9 +206,15 @@ def _recomputes() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
+def _may_checkpoint() -> bool:
+    """Return whether hooks on saved tensors are set, as activation checkpointing does; torch 2.6 does not say, so yes."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(True) is not None
+
+
 def _keep_for_backward(run: Forward) -> None:
     """Attach a forward to the hidden state where activation checkpointing may repeat the layers alone, in any order."""
-    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+    if torch.compiler.is_compiling() or not _may_checkpoint():
         return
     stream = first_floating(run.output, run.site)
     # without the stream itself: the two would keep each other in memory

@@ -139,7 +139,7 @@ def changed(config: Any, path: str, value: Any) -> Any:
     Ema(decay=0.9, final=False)
     """
     name, _, rest = path.partition(".")
-    old = _part(config, name)
+    old = part_of(config, name)
     inner = changed(old, rest, value) if rest else from_dict(value) if isinstance(value, dict) else value
     if isinstance(inner, list):
         inner = tuple(inner)
@@ -155,11 +155,12 @@ def setting(config: Any, path: str) -> Any:
     0.999
     """
     for name in path.split("."):
-        config = _part(config, name)
+        config = part_of(config, name)
     return config
 
 
-def _part(config: Any, name: str) -> Any:
+def part_of(config: Any, name: str) -> Any:
+    """Return one setting, and refuse a name that there is not."""
     known: dict[str, Any] = {}
     if isinstance(config, tuple):
         known = {str(index): part for index, part in enumerate(config)}

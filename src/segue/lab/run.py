@@ -30,7 +30,7 @@ from segue.diagnostics.recorder import Recorder
 from segue.errors import ConfigError
 from segue.lab.config import Run, config_hash, to_dict
 from segue.lab.tasks import Loaded
-from segue.lab.teachers import teacher_model
+from segue.lab.teachers import teacher_model, teachers_of
 from segue.reporting import records as results
 from segue.reporting.records import Point, Result, RunInfo, TrainInfo, meta_info_of, removed_on_failure
 from segue.sites import Site, select
@@ -84,7 +84,8 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     begun = datetime.now(timezone.utc)
     loaded = config.task.load(data_fraction=config.data_fraction, seed=config.seed)
     everything = config.teacher.task.load() if config.data_fraction < 1 or config.teacher.task != config.task else loaded
-    model, teacher = teacher_model(config.teacher, folder.parent.parent / "teachers", everything)
+    teachers = teachers_of(config.teacher, folder)
+    model, teacher = teacher_model(config.teacher, teachers, everything)
     autocast = partial(_autocast, processes.device, config.recipe.precision)
     evaluate = partial(Evaluator, scores=config.task.loss.scores, processes=processes, autocast=autocast)
     model.to(processes.device)
@@ -145,7 +146,7 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
 
 def _original(config: Run, folder: Path, everything: Loaded) -> nn.Module:
     """Return the teacher as it was before the replacement: the model of a run may be sharded, or without its teachers."""
-    return teacher_model(config.teacher, folder.parent.parent / "teachers", everything)[0]
+    return teacher_model(config.teacher, teachers_of(config.teacher, folder), everything)[0]
 
 
 def _first_blend(config: Run, fitted: Fit, processes: Processes) -> dict[str, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -20,6 +21,21 @@ from segue.reporting.records import write_json
 from segue.training.distributed import launched
 from segue.training.fit import fit
 
+COMPLETE = "teacher.json"  # is written last
+CACHE = "SEGUE_TEACHERS"  # environment variable: a folder of teachers for the runs of all grids
+
+
+def teachers_of(teacher: Teacher, run: Path) -> Path:
+    """Return the folder of the teachers: the one that SEGUE_TEACHERS names, or `teachers` beside the run.
+
+    Version 0.1.0 kept them one folder above; one that is complete there is used, and nothing is written there.
+    """
+    if named := os.environ.get(CACHE):
+        return Path(named)
+    first = run.parent.parent / "teachers"
+    there = (first / config_hash(teacher) / COMPLETE).exists()
+    return first if there else run.parent / "teachers"
+
 
 def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded) -> tuple[nn.Module, dict[str, Any]]:
     """Return the trained teacher and its record; train it unless an earlier run has, or it needs no training."""
@@ -28,7 +44,7 @@ def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded) -> tuple[nn.Mo
     place = folder / config_hash(teacher)
     processes = launched()
     with locked_on_rank_0(place, wait=True):  # runs that share it wait for the one that trains it
-        if not (place / "teacher.json").exists():
+        if not (place / COMPLETE).exists():
             _train(teacher, place, loaded)
         processes.wait()
     model = loaded.build(teacher.seed)
@@ -39,7 +55,7 @@ def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded) -> tuple[nn.Mo
 
 def _read(place: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
-        known: dict[str, Any] = json.loads((place / "teacher.json").read_text(encoding="utf-8"))
+        known: dict[str, Any] = json.loads((place / COMPLETE).read_text(encoding="utf-8"))
         tensors = tensor_files.read(place / "teacher.safetensors")
         complete = tensor_files.fingerprint(tensors) == known["fingerprint"]
     except Exception:  # a truncated file makes its reader raise anything
@@ -80,7 +96,7 @@ def _train(teacher: Teacher, place: Path, loaded: Loaded) -> None:
         tensor_files.write(place / "teacher.safetensors", state)
         scores = points[-1]["scores"]
         known = {"config": to_dict(teacher), "scores": scores, "points": points, "fingerprint": tensor_files.fingerprint(state)}
-        write_json(known, place / "teacher.json")  # last: its existence means that the teacher is complete
+        write_json(known, place / COMPLETE)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from segue.core import randomness
 from segue.core.handover import Handover
 from segue.training.evaluation import COMPARED, Evaluator, MetricsLog, flat, named
 from segue.training.progress import Progress
+from segue.training.tasks import quality_of
 
 if TYPE_CHECKING:
     from segue.training.fit import Loop
@@ -90,9 +91,8 @@ class Monitor:
             parts[0] += self.loop.parts.text(self.loop.handover.plan)
             parts.append(f"alpha {_mean(self.loop.handover.alphas):.2f}")
         latest = self.log.history[-1] if self.log.history else {}
-        accuracy = latest.get("students", latest.get("scores", {})).get("accuracy")
-        if accuracy is not None:
-            parts.append(f"accuracy {accuracy:.3f}")
+        if text := quality_of(self.loop.loss_fn, latest.get("students", latest.get("scores", {}))):
+            parts.append(text)
         if cosines := latest.get("cosine"):
             parts.append(f"cosine {_mean(cosines):.2f}")
         return ", ".join(parts)

@@ -29,6 +29,17 @@ def output_mask(loss_fn: object, batch: Any) -> Tensor | None:
     return mask(batch) if callable(mask) else None
 
 
+def quality_of(loss_fn: Any, scores: Mapping[str, float]) -> str:
+    """Write the score by which a task is judged: the one that it names, such as perplexity, else the accuracy if there is one.
+
+    >>> quality_of(Classification(), {"accuracy": 0.5, "loss": 1.2})
+    'accuracy 0.500'
+    """
+    if scores and hasattr(loss_fn, "quality") and hasattr(loss_fn, "of"):
+        return f"{loss_fn.quality} {loss_fn.of(scores):.4g}{loss_fn.unit}"
+    return f"accuracy {scores['accuracy']:.3f}" if "accuracy" in scores else ""
+
+
 def scalar(loss: object) -> Tensor:
     """Return what a loss function returned, and refuse what is not one number as a tensor."""
     if isinstance(loss, Tensor) and loss.numel() == 1:

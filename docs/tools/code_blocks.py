@@ -1,0 +1,88 @@
+"""Show code in at most 88 columns, which fit beside a navigation and on half a screen; the files keep their 128.
+
+Python is formatted by ruff. In a command of the shell, a comment behind it moves above it, and options continue below.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from functools import cache
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+from segue.cli.help import example_lines
+
+WIDTH = 88
+BLOCK = re.compile(r"^( *)```(python|sh)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r" +# ")
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Narrow the blocks of a page; `no-run` is gone by then."""
+    return narrowed(markdown)
+
+
+def narrowed(markdown: str) -> str:
+    """Rewrite the blocks with a line that is too long."""
+
+    def rewrite(match: re.Match[str]) -> str:
+        indent, kind, code = match.groups()
+        lines = [line.removeprefix(indent) for line in code.splitlines()]
+        if max(map(len, lines), default=0) <= WIDTH:
+            return match[0]
+        text = python("\n".join(lines) + "\n") if kind == "python" else "\n".join(map(shell, lines)) + "\n"
+        shown = "".join(f"{indent}{line}\n" if line else "\n" for line in text.splitlines())
+        return f"{indent}```{kind}\n{shown}{indent}```"
+
+    return BLOCK.sub(rewrite, markdown)
+
+
+@cache
+def python(code: str) -> str:
+    """Format a block; what ruff cannot parse, and a long comment or string, stay as they are."""
+    moved = "\n".join(_comment_above(line) for line in code.splitlines()) + "\n"
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "format",
+        "--isolated",
+        "--line-length",
+        str(WIDTH),
+        "--stdin-filename",
+        "block.py",
+        "-",
+    ]
+    done = subprocess.run(command, input=moved, capture_output=True, text=True, encoding="utf-8")
+    return code if done.returncode else done.stdout
+
+
+def shell(line: str) -> str:
+    """Break a long command."""
+    if len(line) <= WIDTH:
+        return line
+    *above, command = _comment_above(line).split("\n")
+    if command.startswith("#"):
+        return "\n".join([*above, command])
+    return "\n".join([*above, example_lines(command, WIDTH - 2).replace("\n  ", "\n").removeprefix("  ")])
+
+
+def _comment_above(line: str) -> str:
+    """Put a comment behind a line above it, if the line is too long."""
+    if len(line) <= WIDTH:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    for mark in COMMENT.finditer(line):
+        code = line[: mark.start()]
+        if code.count("'") % 2 == code.count('"') % 2 == 0 and code.strip():  # else it is inside a string
+            return f"{_comment(line[mark.end() :], indent)}\n{code}"
+    return _comment(line.lstrip("# "), indent) if line.startswith(f"{indent}# ") else line
+
+
+def _comment(text: str, indent: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_on_hyphens=False)
