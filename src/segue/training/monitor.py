@@ -44,9 +44,10 @@ class Monitor:
 
     def _metrics(self) -> dict[str, Any]:
         loop, handover = self.loop, self.loop.handover
-        loss, norms = loop.means.take()
+        means = loop.means.take()
+        norms = means.pop("gradient_norm")
         epoch = loop.done * loop.recipe.accumulate / loop.batches_per_epoch
-        metrics: dict[str, Any] = {"step": loop.done, "epoch": epoch, "seconds": loop.seconds, "loss": loss, "lr": loop.rate}
+        metrics: dict[str, Any] = {"step": loop.done, "epoch": epoch, "seconds": loop.seconds, "lr": loop.rate, **means}
         if handover is None:
             return metrics | ({} if self.evaluator is None else {"scores": self.evaluator(loop.model)})
         metrics |= {"alpha": _mean(handover.alphas), "alphas": handover.alphas, "gradient_norm": norms}
