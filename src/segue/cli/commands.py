@@ -36,6 +36,7 @@ Out = Annotated[Path, typer.Option(help="Folder of the results.")]
 Workers = Annotated[int, typer.Option(min=1, help="Number of runs at the same time on this machine.")]
 EngineOption = Annotated[Literal["local", "ray"], typer.Option(help="Place of the runs: this machine, or a Ray cluster.")]
 ExperimentArgument = Annotated[str, typer.Argument(help="Folder with a runs.py, or such a file.")]
+Opens = Annotated[bool, typer.Option("--open", help="Open the report in a browser; it follows runs that are under way.")]
 Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="Option of the experiment, as name=value.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="Setting by its path, such as recipe.lr=1e-3.")]
 
@@ -164,15 +165,19 @@ def convert(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Time a few steps, print time, memory, disk and operations, and stop.")
     ] = False,
+    opens: Opens = False,
 ) -> None:
     """Convert a pretrained model: a folder with the new one, its card and its curve. An interrupted conversion resumes.
 
     `segue convert MODEL --sites 'model.layers.*.self_attn' --student 'WindowedLinear(window=64)' --data text.txt --out DIR`
     """
+    from segue.cli.report import watching
+
     given = {name: getattr(settings, name) for name in ("model", "data", "plan", "validation")}
     places: dict[str, Any] = {name: _place(value) for name, value in given.items()}
     places["evaluate_on"] = tuple(map(_place, settings.evaluate_on))
-    _convert(dataclasses.replace(settings, **places), out, dry_run=dry_run)
+    with watching(out, opens=opens and not dry_run):
+        _convert(dataclasses.replace(settings, **places), out, dry_run=dry_run)
 
 
 @app.command(name="eval")
@@ -250,11 +255,13 @@ def run(
     options: Options = None,
     settings: Settings = None,
     tracker: Annotated[list[str] | None, typer.Option(help="Tracker of Accelerate, such as tensorboard or wandb.")] = None,
+    opens: Opens = False,
 ) -> None:
     """Train one run, in every process of torchrun or accelerate. An interrupted run resumes.
 
     `segue run --method dcr --preset demo --set recipe.shard=true --set recipe.steps=100`
     """
+    from segue.cli.report import watching
     from segue.lab import presets, variants
     from segue.lab.config import changed
     from segue.lab.run import run as train
@@ -268,7 +275,8 @@ def run(
     config = chosen.run(found[0], seed=seed, data_fraction=data_fraction)
     for path, value in name_values(settings).items():
         config = changed(config, path, value)
-    result = train(config, out / config.name, keep_model=True, trackers=tuple(tracker or ()))
+    with watching(out / config.name, opens=opens):
+        result = train(config, out / config.name, keep_model=True, trackers=tuple(tracker or ()))
     if int(os.environ.get("RANK", 0)) == 0:
         score = result.train_info.score
         console.print(f"students alone: {score} {result.final:.4f} (teacher {result.train_info.teacher[score]:.4f})")
@@ -312,15 +320,19 @@ def grid(
         Path | None, typer.Option(help="File tuned.json with the settings of each method, by `segue tune`.")
     ] = None,
     options: Options = None,
+    opens: Opens = False,
 ) -> None:
     """Train the runs of an experiment: finished ones are skipped, interrupted ones resume."""
+    from segue.cli.report import watching
     from segue.lab.experiment import Experiment
     from segue.lab.tune import tuned as with_settings_of
 
     place = experiment_file(experiment)
     folder = out or Path("runs") / place.parent.name
     found = Experiment(str(place.resolve()), name_values(options))
-    raise typer.Exit(_grid(found if tuned is None else with_settings_of(found, tuned), folder, workers, engine))
+    chosen = found if tuned is None else with_settings_of(found, tuned)
+    with watching(folder, opens=opens):
+        raise typer.Exit(_grid(chosen, folder, workers, engine))
 
 
 @app.command()
@@ -408,21 +420,26 @@ def report(
     reference: Annotated[
         str | None,
         typer.Option(
-            help="Method to compare the others with; by default the experiment's, or the best baseline of each group."
+            help="Method to compare the others with; by default the experiment's, or the best other method of each group."
         ),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Take the runs of all folders below, also of other experiments and settings.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the page here while runs are under way; write nothing.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --watch; 0 is any that is free.")] = 0,
+    opens: Opens = False,
 ) -> None:
-    """Make figures, tables and one HTML page from saved runs."""
-    from segue.cli.demo import show_summary
-    from segue.lab.report.page import build
-    from segue.lab.report.summary import summarize
-    from segue.reporting import records as results
+    """Make figures, tables and one HTML page from the runs of a grid, or serve the page while they are under way."""
+    from segue.cli import report as reports
 
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder.", neighbours(folder), "give the folder of a grid.")
-    page = build(folder, out=out, title=title, reference=reference)
-    show_summary(summarize(results.read_all(folder), reference=reference), console)
-    console.print(f"\n{page}", soft_wrap=True)
+    named: dict[str, Any] = {"title": title, "reference": reference, "opens": opens}
+    if watch:
+        reports.watch(folder, console, port=port, **named)
+    else:
+        reports.show(folder, console, out=out, everything=everything, **named)
 
 
 def _place(name: Any) -> Any:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 NOTHING = "\u2013"  # a dash
 LONGEST = 60  # letters of a label inside a sentence
+FALLING = ("perplexity", "loss")  # scores of which less is better
 FRACTIONS = ("acc", "top", "f1", "auc")  # scores with these in their names run from 0 to 1 and are written in percent
 
 
