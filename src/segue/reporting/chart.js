@@ -78,7 +78,7 @@ const Chart = (() => {
     const found = [];
     const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
     const decades = Math.log10(high / low);
-    const factors = decades < 2 ? [1, 2, 5] : decades < 3.5 ? [1, 3] : [1];
+    const factors = decades < 0.6 ? [1, 1.2, 1.5, 1.8, 2, 2.2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9] : decades < 2 ? [1, 2, 5] : decades < 3.5 ? [1, 3] : [1];
     const every = Math.max(1, Math.ceil((last - first) / 6));
     for (let power = first; power <= last; power += every) {
       for (const factor of factors) found.push(factor * 10 ** power);
@@ -124,7 +124,7 @@ const Chart = (() => {
   }
 
   function scales(panel, width, height) {
-    const xs = panel.series.flatMap((one) => one.points.map((point) => point[0]));
+    const xs = panel.xs || panel.series.flatMap((one) => one.points.map((point) => point[0]));
     const means = panel.series.flatMap((one) => one.points.map((point) => point[1]));
     const known = [...(panel.shared || means), ...(panel.reference === null ? [] : [panel.reference])];  // shared: the values of all panels that are compared
     const aside = panel.scatter ? 0.06 * (Math.max(...xs) - Math.min(...xs) || Math.max(...xs)) : 0;
@@ -135,7 +135,7 @@ const Chart = (() => {
     if (log) {
       low = Math.min(...positive) / 1.5; high = Math.max(...positive) * 1.5;
     } else {
-      const bands = panel.series.flatMap((one) => one.points.flatMap((p) => (p[2] === null ? [] : [p[1] - p[2], p[1] + p[2]])));
+      const bands = panel.series.filter((one) => !one.bare).flatMap((one) => one.points.flatMap((p) => (p[2] === null ? [] : [p[1] - p[2], p[1] + p[2]])));
       low = panel.low !== null ? panel.low : Math.min(...known, ...bands);
       const top = Math.max(...known);
       high = Math.min(Math.max(top, ...bands), top + 0.15 * Math.abs(top - low));
@@ -243,7 +243,7 @@ const Chart = (() => {
   }
 
   // A panel is {title, axis, percent, log, low, reference, referenceName, named, yName, read, scatter, front: [x, y],
-  // series: [{name, style, colour, faint, thin, points: [x, mean, half], marks: [x]}]}.
+  // xs: along x of all panels beside it, series: [{name, style, colour, faint, thin, bare: without a band, points: [x, mean, half], marks: [x]}]}.
   function draw(panel, clip) {
     const box = element("div", { class: "panel" });
     if (panel.title) box.append(element("h3", {}, panel.title));
@@ -280,7 +280,7 @@ const Chart = (() => {
     const inside = svg("g", { "clip-path": `url(#${clip})` });
     plot.append(frame, inside);
     for (const one of panel.series) {
-      const banded = one.points.filter((point) => point[2] !== null && (point[1] > 0 || !at.log));
+      const banded = one.bare ? [] : one.points.filter((point) => point[2] !== null && (point[1] > 0 || !at.log));
       if (panel.scatter) {
         for (const [x, mean, half] of banded) inside.append(svg("path", { d: `M${at.x(x)} ${at.y(mean - half)}V${at.y(mean + half)}`, stroke: one.colour, "stroke-width": 1.5, "stroke-opacity": 0.6 }));
       } else if (banded.length > 1 && !one.faint && !one.thin) {

@@ -161,7 +161,7 @@ class RunningMeans:
         if self.steps:
             norms = (self.norms / self.steps).tolist()
             found = {"loss": self.losses / self.steps, "gradient_norm": dict(zip(self.sites, norms, strict=True))}
-            if set(self.parts) - {"task"}:
+            if self.parts:
                 found["losses"] = {name: part / self.steps for name, part in self.parts.items()}
         if self.drawn:
             found["weights"] = {name: weight / self.drawn for name, weight in self.weights.items()}

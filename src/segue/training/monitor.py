@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from segue.core import randomness
 from segue.core.handover import Handover
+from segue.training import trackers
 from segue.training.evaluation import Evaluator, MetricsLog, flat, named
 from segue.training.progress import Progress
 
@@ -41,6 +42,8 @@ class Monitor:
                 self.on_eval(metrics)
         if self.loop.accelerator.trackers:
             self.loop.accelerator.log(flat(metrics), step=self.loop.done)
+            if self.loop.handover is not None:
+                trackers.send(self.loop.accelerator, self.log.history, self.loop.handover, self.loop.done)
 
     def _metrics(self) -> dict[str, Any]:
         loop, handover = self.loop, self.loop.handover

@@ -103,12 +103,13 @@ def _first_to(group: Group) -> tuple[Method, Held, str] | None:
 
 
 def _unbroken(group: Group, summary: Summary) -> list[str]:
-    """Say how far from the teacher the blend came on the way, of the method that kept it closest."""
+    """Say how far from the teacher the blend came on the way, of the best method or else of the one that kept it closest."""
     worst = {method.label: low for method in group.methods if (low := worst_blend(method, group.score)) is not None}
     if not worst:
         return []
     falls = group.score in FALLING
-    label = (min if falls else max)(worst, key=lambda name: worst[name])
+    closest, leader = (min if falls else max)(worst, key=lambda name: worst[name]), best(group.methods, "final")
+    label = leader.label if leader is not None and leader.label in worst else closest
     of = f" of {shortened(label)}" if len(group.methods) > 1 else ""
     way = "rises above" if falls else "falls below"
     return [f"while teachers are part of it, the blend{of} never {way} {summary.score_format.value(worst[label])}"]

@@ -14,7 +14,8 @@ const View = (() => {
   view.lines = () => Object.values(view.group().lines);
   view.axes = () => ["flops", "seconds", "step", "epoch"].filter((axis) => view.lines().some((one) => one.x[axis].some((value) => value > 0)));
   view.axis = () => (view.axes().includes(state.axis) ? state.axis : view.axes()[0] || "step");
-  view.seeds = () => state.seeds ?? view.present().length <= 3;  // the thin lines of more methods would hide the means
+  view.few = (id) => view.group().lines[id].seeds.length < 3;  // an interval over two seeds would cover the figure
+  view.seeds = () => state.seeds ?? (view.present().length <= 3 || view.present().every((method) => view.few(method.id)));  // else they hide the means
   return view;
 })();
 
@@ -42,7 +43,7 @@ const Figures = (() => {
   const ALL = [
     { id: "accuracy", place: "scores", read: score,
       title: () => `Validation ${View.data.score}: the students alone, and the blend`,
-      hint: "The same evaluations twice: of the model without teachers, and of the model as it trains, teachers included. A replacement that breaks nothing keeps the blend at the teacher’s dashed line." },
+      hint: "The same evaluations twice: of the model without teachers, and of the model as it trains, teachers included. A replacement that breaks nothing keeps the blend at the teacher’s dashed line. Bands are 95 % intervals over seeds; with two seeds thin lines show both." },
     { id: "pareto", place: "quality", read: score, title: () => `Final ${View.data.score} against work`,
       hint: "Each mark is a method: what its training cost, and where its students alone end (bars: 95 % interval over seeds). On the line are methods that none beats in both." },
     { id: "cosine", place: "alignment", sites: "cosine", read: number, yName: "cosine", title: () => "Interface cosine",
@@ -95,7 +96,7 @@ const Figures = (() => {
   function series(read, axis, faint = "") {
     return visible().map((method) => ({
       name: faint ? `${method.label}, ${faint}` : method.label,
-      style: method, colour: colour(method), faint: Boolean(faint), points: points(group().lines[method.id].x[axis], read(group().lines[method.id])),
+      style: method, colour: colour(method), faint: Boolean(faint), bare: View.few(method.id), points: points(group().lines[method.id].x[axis], read(group().lines[method.id])),
       marks: faint ? [] : group().lines[method.id].marks[axis],
     }));
   }
@@ -134,7 +135,7 @@ const Figures = (() => {
     const best = front.filter((end, i) => front.slice(0, i).every((other) => other[1] < end[1]));
     return [{ ...base, axis: "flops", scatter: true, front: best.map((end) => [end[0], end[1]]), percent: View.data.percent, yName: View.data.score,
       reference: group().teacher_score, low: null,
-      series: ends.map(([method, end]) => ({ name: method.label, style: method, colour: colour(method), points: [[end[0], end[1], end[2]]] })) }];
+      series: ends.map(([method, end]) => ({ name: method.label, style: method, colour: colour(method), bare: View.few(method.id), points: [[end[0], end[1], end[2]]] })) }];
   }
 
   function gates(figure, base) {
@@ -152,7 +153,9 @@ const Figures = (() => {
     const parts = [...Object.keys(LOSSES).filter((name) => lossNames().includes(name)), ...lossNames().filter((name) => !(name in LOSSES))];
     const found = parts.map((name) => ({ ...base, title: LOSSES[name] ?? name, name: `${base.name}, ${LOSSES[name] ?? name}`, log: "always", series: series((one) => one.losses[name] ?? null, base.axis) }));
     const whole = { ...base, title: "All parts together", name: `${base.name}, all parts together`, log: "always", series: series((one) => one.overall.loss, base.axis) };
-    return parts.length === 1 && lines().every((one) => "task" in one.losses) ? found : [...found, whole];
+    const all = parts.length === 1 && lines().every((one) => "task" in one.losses) ? found : [...found, whole];
+    const xs = all.flatMap((panel) => panel.series.flatMap((one) => one.points.map((point) => point[0])));
+    return all.map((panel) => ({ ...panel, xs }));
   }
 
   function panels(figure) {
@@ -172,7 +175,7 @@ const Figures = (() => {
     if (figure.depth) {
       return Object.entries(figure.depth).filter(([key]) => measured(group().depth[key])).map(([key, title]) => ({
         ...base, title, name: title, axis: "site", log: true, low: 0, sites: group().sites, reference: figure.reference?.at ?? null, referenceName: figure.reference?.name,
-        series: visible().map((method) => ({ name: method.label, style: method, colour: colour(method), points: points(group().sites.map((_, i) => i), group().depth[key][method.id]) })),
+        series: visible().map((method) => ({ name: method.label, style: method, colour: colour(method), bare: View.few(method.id), points: points(group().sites.map((_, i) => i), group().depth[key][method.id]) })),
       }));
     }
     if (figure.id === "gate_variance") {

@@ -50,7 +50,7 @@ class Live:
     def _make(self) -> dict[str, Any]:
         finished = read_finished(self.folder)
         under_way = read_under_way(self.folder)
-        results = [*finished, *under_way]
+        results = [*finished, *(result for result in under_way if result.train_info.points)]
         try:
             summary = summarize(results, reference=self.reference)
         except ConfigError:  # the reference has no evaluation yet
@@ -69,12 +69,11 @@ def read_finished(folder: Path) -> list[Result]:
 
 
 def read_under_way(folder: Path) -> list[Result]:
-    """Read the runs, or the conversion, of a folder that are under way and have an evaluation."""
+    """Read the runs, or the conversion, of a folder that are under way."""
     found = []
     for path in (folder / records.BEGUN, *sorted(folder.glob(f"*/{records.BEGUN}"))):
         if path.is_file() and not path.with_name(records.FILE).is_file():
-            result = _with_perplexity(records.read_begun(path))
-            found += [result] if result.train_info.points else []
+            found.append(_with_perplexity(records.read_begun(path)))
     return found
 
 
@@ -98,8 +97,8 @@ def _with_perplexity(result: Result) -> Result:
 
 def _unfinished(data: dict[str, Any], finished: int, under_way: int) -> dict[str, Any]:
     """Say that runs are under way, and compare nothing before they are finished."""
-    waits = "No run has an evaluation yet."
-    said = f"{counted(under_way, 'run')} under way, {finished} finished; scores are those of the last evaluations so far."
+    said = f"{counted(under_way, 'run')} under way, {finished} finished"
+    said += "; scores are those of the last evaluations so far." if data["groups"] else "; there is no evaluation yet."
     groups = [
         {
             **group,
@@ -111,7 +110,7 @@ def _unfinished(data: dict[str, Any], finished: int, under_way: int) -> dict[str
         for group in data["groups"]
     ]
     first = data["answer"][:1]
-    return {**data, "answer": [*first, said if under_way else waits], "findings": [], "groups": groups}
+    return {**data, "answer": [*first, said], "findings": [], "groups": groups}
 
 
 @dataclass

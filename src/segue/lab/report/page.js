@@ -133,7 +133,6 @@ const Page = (() => {
 
   function refresh() {
     const known = View.data.groups.length > 0;
-    at("waiting").hidden = known;
     at("story").hidden = at("contents").hidden = !known;
     list("answer", View.data.answer);
     at("provenance").replaceChildren(...named(View.data.provenance));
