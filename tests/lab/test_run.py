@@ -243,7 +243,9 @@ def test_an_interrupted_run_has_the_result_of_an_undisturbed_one(name, finished,
     points = [point for point in whole.points if point.step <= 6]
     same = {"points": known.train_info.points, "seconds": whole.seconds, "flops": whole.flops, "final": whole.final}
     assert dataclasses.replace(known.train_info, **same, peak_memory=whole.peak_memory) == dataclasses.replace(whole, **same)
-    assert [(one.step, one.students, one.flops) for one in known.train_info.points] == [(p.step, p.students, p.flops) for p in points]
+    assert [(one.step, one.students, one.flops) for one in known.train_info.points] == [
+        (p.step, p.students, p.flops) for p in points
+    ]
     (folder / "config.json").unlink()  # the same run but for the task that stops
     assert numbers(run(config(name), folder)) == numbers(finished[name])
 

@@ -59,7 +59,10 @@ class Kept(GeneralTracker):
 def test_other_trackers_get_the_image_as_their_calls_take_it():
     handover = segue.replace_(Net(), segue.methods.dcr(sites=SITES), total_steps=4)
     many, one, none = Kept("wandb"), Kept("aim"), SimpleNamespace(name="numbers alone", tracker=None)
-    history = [{"step": 0, "cosine": dict.fromkeys(handover.seams, 0.5)}, {"step": 2, "cosine": dict.fromkeys(handover.seams, 0.9)}]
+    history = [
+        {"step": 0, "cosine": dict.fromkeys(handover.seams, 0.5)},
+        {"step": 2, "cosine": dict.fromkeys(handover.seams, 0.9)},
+    ]
     trackers.send(SimpleNamespace(trackers=[many, one, none], is_main_process=True), history, handover, 2)
     ((step, values),) = many.images
     (image,) = values["sites"]

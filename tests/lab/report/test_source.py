@@ -70,7 +70,9 @@ def test_seeds_alone_are_no_other_settings(tmp_path: Path):
 
 def test_a_folder_above_grids_is_refused_and_nothing_is_written(tmp_path: Path):
     save(small_grid(), tmp_path / "runs" / "mine")
-    with pytest.raises(ResultError, match=r"has no finished run of its own.\n  Below it are runs/mine/000-.*\n  Hint: give the folder"):
+    with pytest.raises(
+        ResultError, match=r"has no finished run of its own.\n  Below it are runs/mine/000-.*\n  Hint: give the folder"
+    ):
         read_grid(tmp_path)
     deep = tmp_path / "a" / "b" / "c" / "d"
     records.write(run(**SMALL), deep / "e")

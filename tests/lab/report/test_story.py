@@ -83,8 +83,26 @@ def test_settings_are_compared_and_only_differences_are_shown():
 
 
 def test_events_of_the_guard_and_of_alpha_are_rows():
-    undone = {"step": 33, "kind": "loss", "value": 9.5, "level": 1.25, "sites": ["blocks.0.attn"], "restored": 20, "retry": 1, "rate": 0.5}
-    broken = {"step": 40, "kind": "not finite", "value": None, "level": None, "sites": [], "restored": 20, "retry": 2, "rate": 0.25}
+    undone = {
+        "step": 33,
+        "kind": "loss",
+        "value": 9.5,
+        "level": 1.25,
+        "sites": ["blocks.0.attn"],
+        "restored": 20,
+        "retry": 1,
+        "rate": 0.5,
+    }
+    broken = {
+        "step": 40,
+        "kind": "not finite",
+        "value": None,
+        "level": None,
+        "sites": [],
+        "restored": 20,
+        "retry": 2,
+        "rate": 0.25,
+    }
     one = with_points(
         run(evaluations=3, sites=2, seed=4),
         lambda i, p: replace(p, events=[undone, broken] * (i == 1), rises={"blocks.1.attn": 7} if i == 2 else {}),

@@ -24,7 +24,13 @@ def recorded(result: Any) -> Any:
     def at(i: int, point: Any) -> Any:
         drawn = {site: min(1.0, 0.1 * i + 0.05 * k) for k, site in enumerate(point.cosine)}
         parts = {"task": 1.0 / (1 + i), "guidance": 130.0 / 10**i} if i else {}
-        return replace(point, weights=drawn if i else {}, losses=parts, lr=1e-3 * (1 - i / 12), rises={"blocks.1.attn": 2} if i == 3 else {})
+        return replace(
+            point,
+            weights=drawn if i else {},
+            losses=parts,
+            lr=1e-3 * (1 - i / 12),
+            rises={"blocks.1.attn": 2} if i == 3 else {},
+        )
 
     return with_points(result, at)
 
@@ -45,7 +51,19 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_the_story_is_told_in_order_and_the_rest_is_folded(visit):
     page = visit("story")
-    order = ["answer", "contents", "scores", "results", "quality", "alignment", "cost", "course", "gradients", "differences", "settings"]
+    order = [
+        "answer",
+        "contents",
+        "scores",
+        "results",
+        "quality",
+        "alignment",
+        "cost",
+        "course",
+        "gradients",
+        "differences",
+        "settings",
+    ]
     tops = page.evaluate("(names) => names.map((name) => document.getElementById(name).getBoundingClientRect().top)", order)
     shown = [top for name, top in zip(order, tops, strict=True) if name != "cost"]  # these runs have none
     assert shown == sorted(shown)
@@ -102,7 +120,11 @@ def test_maps_show_every_site_at_every_evaluation(visit):
 def test_losses_are_apart_on_log_axes_with_gates_rates_and_events(visit):
     page = unfolded(visit("story"))
     has_lines(page, "losses", 9)  # task, guidance, and all parts together
-    assert page.locator("#figure-losses .panel h3").all_inner_texts() == ["Of the task", "Guidance, at the sites", "All parts together"]
+    assert page.locator("#figure-losses .panel h3").all_inner_texts() == [
+        "Of the task",
+        "Guidance, at the sites",
+        "All parts together",
+    ]
     assert page.locator("#figure-losses .y-name").all_text_contents() == ["loss (log scale)"] * 3
     has_lines(page, "lr", 3)
     has_lines(page, "alphas", 9)
@@ -114,7 +136,10 @@ def test_one_seed_has_no_badge_and_one_sentence(visit):
     page = unfolded(visit("one_seed"))
     assert page.locator(".mark").count() == 0
     assert page.locator("#compared table").count() == 0
-    assert page.locator("#compared").inner_text() == "One seed per method: any difference may be chance, so none is listed or called the best."
+    assert (
+        page.locator("#compared").inner_text()
+        == "One seed per method: any difference may be chance, so none is listed or called the best."
+    )
     assert "one seed any difference may be chance" in page.locator("#answer").inner_text()
 
 
@@ -168,6 +193,9 @@ def test_a_phone_keeps_the_names_in_reach_and_says_that_tables_scroll(visit):
     table = page.locator(".scroll", has=page.locator("#table"))
     table.scroll_into_view_if_needed()
     assert "more" in table.get_attribute("class").split()
-    assert page.evaluate("(box) => getComputedStyle(box, '::before').content", table.element_handle()) == '"scroll sideways for more →"'
+    assert (
+        page.evaluate("(box) => getComputedStyle(box, '::before').content", table.element_handle())
+        == '"scroll sideways for more →"'
+    )
     table.evaluate("(box) => { box.scrollLeft = box.scrollWidth; }")
     page.wait_for_function("() => !document.querySelector('#table').parentNode.classList.contains('more')")
