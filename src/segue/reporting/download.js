@@ -5,6 +5,7 @@
 const Download = (() => {
   const { svg, swatch } = Chart;
   const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "font-size", "font-weight", "font-family", "visibility"];
+  const COLUMN = 290;  // pixels for the name of a line
   const FORMULA = /^[=+\-@\t\r\n＝＋－＠]/;  // a spreadsheet would compute it
 
   function save(name, blob) {
@@ -38,7 +39,7 @@ const Download = (() => {
   function picture(figure) {
     const plots = [...figure.box.querySelectorAll("svg.plot")], frame = figure.box.getBoundingClientRect();
     const ink = getComputedStyle(document.body).color, soft = getComputedStyle(figure.box.querySelector("h3, .plot text") || figure.box).color;
-    const width = Math.ceil(frame.width) + 32, rows = Math.ceil(figure.legend.length / Math.max(1, Math.floor(width / 210)));
+    const width = Math.ceil(frame.width) + 32, rows = Math.ceil(figure.legend.length / Math.max(1, Math.floor(width / COLUMN)));
     const height = Math.ceil(frame.height) + 64 + 22 * rows;
     const whole = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
     whole.append(svg("rect", { width, height, fill: getComputedStyle(figure.box.closest(".card")).backgroundColor }), words(figure.title, 16, 28, 16, 600, ink));
@@ -52,10 +53,10 @@ const Download = (() => {
       whole.append(copy);
     }
     figure.legend.forEach((one, i) => {
-      const columns = Math.max(1, Math.floor(width / 210)), x = 16 + 210 * (i % columns), y = 56 + frame.height + 22 * Math.floor(i / columns);
+      const columns = Math.max(1, Math.floor(width / COLUMN)), x = 16 + COLUMN * (i % columns), y = 56 + frame.height + 22 * Math.floor(i / columns);
       const mark = swatch(one.style, one.colour);
       for (const [name, value] of Object.entries({ x, y: y - 7, width: 30, height: 12 })) mark.setAttribute(name, value);
-      whole.append(mark, words(one.name.length > 24 ? `${one.name.slice(0, 23)}…` : one.name, x + 36, y + 4, 12, 400, ink));
+      whole.append(mark, words(one.name.length > 36 ? `${one.name.slice(0, 35)}…` : one.name, x + 36, y + 4, 12, 400, ink));
     });
     return { text: new XMLSerializer().serializeToString(whole), width, height };
   }

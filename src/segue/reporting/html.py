@@ -18,7 +18,7 @@ from markupsafe import Markup
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-STYLES, SCRIPTS = ("shell.css",), ("theme.js",)  # of every page; a page's own follow
+STYLES, SCRIPTS = ("shell.css",), ("theme.js", "scroll.js")  # of every page; a page's own follow
 
 
 def page(

@@ -1,6 +1,6 @@
 """What trackers get besides numbers: how each student's weights are distributed, and heat maps of sites by steps as an image.
 
-All of it goes through Accelerate's own calls. Only TensorBoard has one for histograms; the others get them as part of the image.
+All of it goes through Accelerate's own calls. Only TensorBoard has one for histograms; the others get them in the image.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _show(trackers: Sequence[Any], figure: Any, step: int) -> None:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # the name of a site may have letters that the font lacks
-        canvas = FigureCanvasAgg(figure)
+        canvas: Any = FigureCanvasAgg(figure)
         canvas.draw()
     picture = torch.frombuffer(bytearray(canvas.buffer_rgba()), dtype=torch.uint8)
     width, height = canvas.get_width_height()

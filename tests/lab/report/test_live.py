@@ -167,7 +167,7 @@ def test_a_command_opens_the_page_and_takes_it_down_at_its_end(tmp_path: Path, m
         address = opened.read_text().strip()
         assert address.startswith("http://127.0.0.1:")
         assert b"Segue report" in urllib.request.urlopen(address, timeout=60).read()
-    with pytest.raises(OSError):  # noqa: PT011
+    with pytest.raises(OSError):
         urllib.request.urlopen(address, timeout=5)
     with watching(tmp_path / "runs", opens=False):
         assert os.environ.get("SEGUE_PARENT") is None

@@ -10,6 +10,7 @@ from segue.lab.report import settings, tables
 from segue.lab.report.answer import answer
 from segue.lab.report.data import page_data
 from segue.lab.report.summary import summarize
+from segue.reporting.formatting import NOTHING
 from segue.reporting.records import Result
 from tests.helpers import tiny_runs
 from tests.lab.report.saved_runs import changed, grid, run, scored, with_points
@@ -110,8 +111,8 @@ def test_events_of_the_guard_and_of_alpha_are_rows():
     rows = settings.events(summarize([one, run(method="theseus", evaluations=3, sites=2)]).groups[0])
     assert [row[:2] for row in rows] == [["DCR", "4"]] * 3
     assert rows[0][2:] == ["33", "guard: loss 9.5, after 1.25", "blocks.0.attn", "back to step 20, rate x 0.5"]
-    assert rows[1][2:] == ["40", "guard: not finite", "–", "back to step 20, rate x 0.25"]
-    assert rows[2][2:] == ["until 1000", "alpha rose in up to 7 steps", "blocks.1.attn", "–"]
+    assert rows[1][2:] == ["40", "guard: not finite", NOTHING, "back to step 20, rate x 0.25"]
+    assert rows[2][2:] == ["until 1000", "alpha rose in up to 7 steps", "blocks.1.attn", NOTHING]
 
 
 def test_provenance_names_command_commit_versions_and_hardware():

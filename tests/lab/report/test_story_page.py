@@ -104,7 +104,7 @@ def test_maps_show_every_site_at_every_evaluation(visit):
     names = card.locator("#quantity option").all_text_contents()
     assert names == [
         "Interface cosine", "Relative error of the student", "Gradient norm", "Drift of the residual stream, blend",
-        "Drift of the residual stream, students alone", "Drawn gate weights, the student’s share",
+        "Drift of the residual stream, students alone", "Drawn gate weights, the student\u2019s share",
     ]  # fmt: skip
     page.select_option("#quantity", "gradient_norm")
     card.locator("rect.cell").first.wait_for(state="attached")

@@ -48,7 +48,7 @@ const Figures = (() => {
       hint: "Each mark is a method: what its training cost, and where its students alone end (bars: 95 % interval over seeds). On the line are methods that none beats in both." },
     { id: "cosine", place: "alignment", sites: "cosine", read: number, yName: "cosine", title: () => "Interface cosine",
       hint: "Cosine similarity of the outputs of teacher and student at a site, on the students’ own activations. 1 is the same direction." },
-    { id: "heat", place: "alignment", heat: true, read: number, title: () => "Every site, every evaluation",
+    { id: "heat", place: "alignment", heat: true, read: number, title: () => `Every site, every evaluation: ${QUANTITIES[quantity()].title.toLowerCase()}`,
       hint: "Rows are sites, from the first to the last; columns are evaluations. One scale for all methods." },
     { id: "gate_variance", place: "cost", costs: true, log: true, read: number, yName: "variance", title: () => "Gradient variance caused by the gates",
       hint: "Variance of the students’ gradients, summed over the sites, while any alpha is above 0: what the gates alone cause for a given minibatch. Thin and dotted: what the choice of the minibatch causes." },

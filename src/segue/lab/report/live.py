@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +21,8 @@ from segue.reporting.formatting import counted
 from segue.reporting.records import Point, Result
 
 HOST = "127.0.0.1"
-WATCHED = (records.FILE, records.BEGUN, "metrics.jsonl", packed.FILE)  # what a page is made from
+CONVERTED = "segue.json"  # of a finished conversion, whose training/ has its evaluations
+WATCHED = (CONVERTED, records.FILE, records.BEGUN, "metrics.jsonl", packed.FILE)  # what a page is made from
 
 
 class Live:
@@ -48,8 +48,9 @@ class Live:
         return page(self.data()[1], live=True)
 
     def _make(self) -> dict[str, Any]:
-        finished = read_finished(self.folder)
-        under_way = read_under_way(self.folder)
+        finished, under_way = read_finished(self.folder), read_under_way(self.folder)
+        if (self.folder / CONVERTED).is_file():
+            finished, under_way = [*finished, *under_way], []
         results = [*finished, *(result for result in under_way if result.train_info.points)]
         try:
             summary = summarize(results, reference=self.reference)
@@ -91,8 +92,12 @@ def _with_perplexity(result: Result) -> Result:
         return replace(point, blend=added(point.blend), students=added(point.students))
 
     points = [at(point) for point in train.points]
-    teachers = {"teacher": added(train.teacher), "teacher_eval": added(train.teacher_eval), "final": added(train.final)}
-    return replace(result, train_info=replace(train, points=points, **teachers))
+    scores: dict[str, Any] = {
+        "teacher": added(train.teacher),
+        "teacher_eval": added(train.teacher_eval),
+        "final": added(train.final),
+    }
+    return replace(result, train_info=replace(train, points=points, **scores))
 
 
 def _unfinished(data: dict[str, Any], finished: int, under_way: int) -> dict[str, Any]:
@@ -126,8 +131,11 @@ def server(live: Live, port: int = 0) -> tuple[ThreadingHTTPServer, Seen]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            names = {f"{name}:{self.server.server_address[1]}" for name in (HOST, "localhost")}
-            if self.headers.get("Host") not in names:  # another name for this address: a page elsewhere asks
+            own = f":{made.server_address[1]}"
+            if self.headers.get("Host") not in (
+                f"{HOST}{own}",
+                f"localhost{own}",
+            ):  # another name for this address: a page elsewhere asks
                 self._answer(403, "text/plain", b"")
             elif self.path in ("/", "/data"):
                 self._show()
@@ -157,12 +165,13 @@ def server(live: Live, port: int = 0) -> tuple[ThreadingHTTPServer, Seen]:
         def log_message(self, format: str, *args: Any) -> None:
             """Print nothing: the terminal belongs to the training."""
 
-    return _bound(lambda: ThreadingHTTPServer((HOST, port), Handler), port), seen
+    made = _bound(Handler, port)
+    return made, seen
 
 
-def _bound(make: Callable[[], ThreadingHTTPServer], port: int) -> ThreadingHTTPServer:
+def _bound(handler: type[BaseHTTPRequestHandler], port: int) -> ThreadingHTTPServer:
     try:
-        made = make()
+        made = ThreadingHTTPServer((HOST, port), handler)
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"the page cannot be served on port {port}.", f"The system says: {error}.", "give another --port, or none."

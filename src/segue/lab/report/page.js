@@ -149,25 +149,7 @@ const Page = (() => {
     chips();
     Tables.refill();
     drawFigures();
-    markScrolling();
   }
-
-  // Tables that are wider than their place say so: the last column fades, and a line above names the way.
-  const wide = new ResizeObserver((entries) => entries.forEach((entry) => mark(entry.target)));
-  const mark = (box) => {
-    const hidden = box.scrollWidth - box.clientWidth - box.scrollLeft;
-    box.classList.toggle("more", hidden > 4);
-    box.classList.toggle("sideways", box.scrollWidth - box.clientWidth > 4);
-  };
-  function markScrolling() {
-    for (const box of document.querySelectorAll(".scroll")) {
-      if (box.watched) continue;
-      box.watched = true;
-      wide.observe(box);
-      box.addEventListener("scroll", () => mark(box), { passive: true });
-    }
-  }
-  document.addEventListener("toggle", markScrolling, true);
 
   function openTarget() {
     const target = location.hash.length > 1 ? at(location.hash.slice(1)) : null;
