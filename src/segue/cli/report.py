@@ -58,7 +58,7 @@ def watch(folder: Path, console: Console, *, title: str | None, reference: str |
     threading.Thread(target=made.serve_forever, daemon=True).start()
     console.print(f"The report, while runs are under way: {address}", soft_wrap=True)
     if opens:
-        webbrowser.open(address)
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()  # some commands of browsers wait
     try:
         with _ended_by_signal() as ended:
             while not ended.wait(0.3) and (not parent or os.getppid() == parent):

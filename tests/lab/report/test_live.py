@@ -156,7 +156,7 @@ def test_an_open_page_follows_the_runs(browser: Any, served: tuple[Path, int]):
 def test_a_command_opens_the_page_and_takes_it_down_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     opened = tmp_path / "opened"
     script = tmp_path / "browser"
-    script.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    script.write_text(f'#!/bin/sh\necho "$1" > {opened}\nexec sleep 20\n')  # as a browser that waits for its window
     script.chmod(0o755)
     monkeypatch.setenv("BROWSER", f"{script} %s")
     begin(run(**SETTINGS), tmp_path / "runs" / "dcr", 2)
