@@ -116,19 +116,18 @@ def _accuracy(make: GroupPanels, summary: Summary) -> list[Panel]:
     group = make.group
     most = max((method.line.flops[-1] for method in group.methods if method.line.flops), default=0.0)
     unit, name = work_unit(most)
-    return [
-        Panel(
+
+    def of(side: str, title: str) -> Panel:
+        return Panel(
             title,
             f"work ({name})",
             f"{group.score}{percent}",
-            make.drawn(
-                lambda line: [value / unit for value in line.flops], lambda method, s=side: method.line.overall[s], times
-            ),  # type: ignore[misc]
+            make.drawn(lambda line: [value / unit for value in line.flops], lambda method: method.line.overall[side], times),
             None if group.teacher_eval is None else times * group.teacher_eval,
             bottom=0.0 if summary.score_format.percent else None,
         )
-        for side, title in (("students", "students alone"), ("blend", "blend, teachers included"))
-    ]
+
+    return [of("students", "students alone"), of("blend", "blend, teachers included")]
 
 
 def _table_one(make: GroupPanels) -> dict[str, list[Panel]]:
