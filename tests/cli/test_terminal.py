@@ -163,7 +163,10 @@ def test_the_names_of_a_forged_result(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(figures, "draw", lambda summary, folder: [])  # pictures have no terminal
     for seed in range(2):
         records.write(run(label=EVIL, group=f"{EVIL}[/]", method=EVIL, seed=seed, evaluations=3), tmp_path / f"[/]{seed}")
-    assert SHOWN in shell(monkeypatch, capsys, "report", tmp_path, "--title", "[/x]")
+    records.write(run(experiment=EVIL, evaluations=3), tmp_path / "[" / "another")
+    shown = shell(monkeypatch, capsys, "report", tmp_path / "[", "--title", "[/x]")
+    assert shown.count(SHOWN) > 1
+    assert "another (of another experiment than" in shown
 
 
 def test_a_forged_record_of_a_converted_folder(monkeypatch, capsys, tmp_path):

@@ -41,7 +41,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def numbers(data: object) -> list[float]:
     """List the numbers of a result in their order, without times and what was not recorded then."""
     if isinstance(data, dict):
-        left_out = ("seconds", "peak_memory", "alphas")
+        left_out = ("seconds", "peak_memory", "alphas", "losses", "lr", "weights", "rises")
         return [number for name in sorted(data) if name not in left_out for number in numbers(data[name])]
     if isinstance(data, list):
         return [number for part in data for number in numbers(part)]

@@ -26,6 +26,7 @@ from segue.convert.convert import convert as in_python
 from segue.convert.tasks import NextToken
 from segue.core.tensor_files import read
 from segue.errors import CheckpointError, ConfigError, SegueError
+from segue.reporting.records import read_begun
 from tests.convert.small_models import (
     ATTENTION,
     CLASSES,
@@ -225,6 +226,10 @@ def test_a_stopped_conversion_resumes_bit_for_bit(how, left, base, texts, conver
         stop(patched, how, 3)
         in_python(Conversion.from_dict(settings), out, lambda text: None)
     assert {path.name for path in out.iterdir()} == {"training"}
+    begun = read_begun(out / "training" / "begun.json")  # for a report that follows it
+    assert (begun.train_info.score, begun.train_info.total_steps) == ("perplexity", 6)
+    assert math.log(begun.train_info.teacher["perplexity"]) == pytest.approx(record(converted)["quality"]["original"]["loss"])
+    assert list(begun.train_info.points[0].cosine) == begun.train_info.sites
     with pytest.raises(ConfigError) as caught:
         again(base, texts, out, lr=1e-3)
     assert "It has lr None." in str(caught.value)
@@ -272,6 +277,7 @@ def test_a_conversion_needs_model_sites_student_data_and_out_alone(base, texts, 
     assert announced
     assert len(re.findall(r"^step \d", said, re.M)) == int(announced.group(1))
     assert sorted(path.name for path in (out / "training").iterdir() if path.name != ".lock") == [
+        "begun.json",
         "metrics.jsonl",
         "settings.json",
     ]

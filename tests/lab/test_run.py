@@ -91,7 +91,7 @@ def test_a_result_is_complete_and_reads_as_it_was_written(name, finished, place)
     assert (info.experiment, info.method, info.group, info.seed) == ("tiny", name, "all", 0)
     assert from_dict(info.config) == config(name)
     assert info.config_hash == config_hash(config(name))
-    assert set(result.meta_info) == {"versions", "hardware", "commit", "begun", "finished"}
+    assert set(result.meta_info) == {"versions", "hardware", "commit", "command", "begun", "finished"}
     assert {"segue", "python", "torch", "accelerate"} <= set(result.meta_info["versions"])
     assert result.meta_info["hardware"]["processes"] == 1
     train = result.train_info
@@ -102,10 +102,13 @@ def test_a_result_is_complete_and_reads_as_it_was_written(name, finished, place)
         assert set(point.blend) == set(point.students) == {"accuracy", "loss"}
         for measured in (point.cosine, point.relative_error, point.drift_blend, point.drift_students):
             assert list(measured) == train.sites
-        assert list(point.gradient_norm) == ([] if point.step == 0 else train.sites)
+        assert list(point.gradient_norm) == list(point.weights) == ([] if point.step == 0 else train.sites)
+        assert sum(point.losses.values()) == pytest.approx(point.loss or 0.0, rel=1e-5)
+        assert point.lr is not None
     assert train.peak_memory > 1 << 20
     assert train.skipped_steps == 0
     assert not (place / name / "checkpoints").exists()
+    assert not (place / name / results.BEGUN).exists()
     assert len((place / name / "metrics.jsonl").read_text().splitlines()) == 5
 
 
@@ -261,6 +264,13 @@ def test_an_interrupted_run_has_the_result_of_an_undisturbed_one(name, finished,
         run(stopping, folder)
     assert segue.checkpoint.state.saved_step(folder / "checkpoints") == 6
     assert not (folder / "result.json").exists()
+    known, whole = results.read_begun(folder / results.BEGUN), finished[name].train_info
+    points = [point for point in whole.points if point.step <= 6]
+    same = {"points": known.train_info.points, "seconds": whole.seconds, "flops": whole.flops, "final": whole.final}
+    assert dataclasses.replace(known.train_info, **same, peak_memory=whole.peak_memory) == dataclasses.replace(whole, **same)
+    assert [(one.step, one.students, one.flops) for one in known.train_info.points] == [
+        (p.step, p.students, p.flops) for p in points
+    ]
     (folder / "config.json").unlink()  # the same run but for the task that stops
     assert numbers(run(config_of(name), folder)) == numbers(finished[name])
 

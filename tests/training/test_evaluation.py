@@ -191,6 +191,30 @@ def test_the_gradient_norm_of_a_site_is_the_mean_since_the_last_evaluation_befor
         torch.testing.assert_close(torch.tensor(list(metrics["gradient_norm"].values())), torch.stack(wanted).mean(0))
 
 
+def test_parts_of_the_loss_and_drawn_gates_are_means_since_the_last_evaluation():
+    plan = METHODS["theseus"](sites=SITES, guidance=segue.losses.FeatureGuidance())
+    fitted = fit(Net(), plan, steps=6, evaluations=2)
+    assert not {"losses", "weights", "rises"} & set(fitted.history[0])
+    handover = segue.replace_(Net(), plan, total_steps=6)
+    drawn = []
+    for _ in range(6):
+        drawn.append(handover.weights)
+        handover.step()
+    for metrics, steps in zip(fitted.history[1:], (drawn[:3], drawn[3:]), strict=True):
+        assert metrics["weights"] == {name: sum(step[name] for step in steps) / 3 for name in handover.seams}
+        assert {"task"} <= set(metrics["losses"]) <= {"task", "guidance"}  # which ends with the handover
+        assert sum(metrics["losses"].values()) == pytest.approx(metrics["loss"], rel=1e-6)
+    assert fitted.history[1]["losses"]["guidance"] > 0
+    assert {weight for step in drawn for weight in step.values()} == {0.0, 1.0}  # coins
+
+
+def test_steps_in_which_alpha_rises_are_counted_by_site():
+    rises = segue.schedules.Piecewise(points=((0.0, 1.0), (0.25, 0.5), (0.5, 0.9), (1.0, 0.0)))
+    fitted = fit(Net(), METHODS["dcr"](sites=SITES, schedule=rises), steps=8, evaluations=2)
+    assert fitted.history[1]["rises"] == {f"blocks.{i}.attn": 2 for i in range(3)}
+    assert "rises" not in fitted.history[2]
+
+
 class Drawing(CountedBatches):
     """Batches that draw from every global random state as they are read."""
 

@@ -22,6 +22,7 @@ EngineOption = Annotated[Literal["local", "ray"], typer.Option(help="Place of th
 ExperimentArgument = Annotated[str, typer.Argument(help="Folder with a runs.py, or such a file.")]
 Options = Annotated[list[str] | None, typer.Option("--option", "-o", help="Option of the experiment, as name=value.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="Setting by its path, such as recipe.lr=1e-3.")]
+Opens = Annotated[bool, typer.Option("--open", help="Open the report in a browser; it follows runs that are under way.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 PresetName = Literal["demo", "small", "paper", "minilm"]
 Model = Annotated[

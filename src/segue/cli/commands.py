@@ -18,6 +18,7 @@ from segue.cli.arguments import (
     ExperimentArgument,
     Json,
     Model,
+    Opens,
     Options,
     Out,
     PresetName,
@@ -25,14 +26,12 @@ from segue.cli.arguments import (
     Workers,
     experiment_file,
     name_values,
-    neighbours,
     with_settings,
 )
 from segue.cli.help import HelpfulCommand
 from segue.cli.names import completion, variants
-from segue.cli.terminal import command_line, console, print_json, resumed_by, say
+from segue.cli.terminal import command_line, console, resumed_by, say
 from segue.convert.options import Conversion, EvalSettings, PlanSettings
-from segue.errors import ConfigError
 
 app = typer.Typer(
     help="Replace modules inside a pretrained PyTorch model without breaking it.",
@@ -114,6 +113,7 @@ def convert(
         bool, typer.Option("--dry-run", help="Time a few steps, print time, memory, disk and operations, and stop.")
     ] = False,
     config: Config = None,
+    opens: Opens = False,
 ) -> None:
     """Convert a pretrained model: a folder with the new one, its card and its curve. An interrupted conversion resumes.
 
@@ -121,10 +121,13 @@ def convert(
 
     `segue convert --config mine.toml`
     """
+    from segue.cli.report import watching
+
     given = {name: getattr(settings, name) for name in ("model", "data", "plan", "validation")}
     places: dict[str, Any] = {name: _place(value) for name, value in given.items()}
     places["evaluate_on"] = tuple(map(_place, settings.evaluate_on))
-    _convert(dataclasses.replace(settings, **places), out, dry_run=dry_run)
+    with watching(out, opens=opens and not dry_run):
+        _convert(dataclasses.replace(settings, **places), out, dry_run=dry_run)
 
 
 @command(name="eval")
@@ -197,6 +200,7 @@ def run(
         Path | None, typer.Option(help="TOML or YAML file for all settings of the run; nothing is trained.")
     ] = None,
     tracker: Annotated[list[str] | None, typer.Option(help="Tracker of Accelerate, such as tensorboard or wandb.")] = None,
+    opens: Opens = False,
 ) -> None:
     """Train one run, in every process of torchrun or accelerate. An interrupted run resumes.
 
@@ -218,7 +222,7 @@ def run(
         config_files.save(found, save_config)
         say(f"{save_config}\nNext: {command_line('run', '--config', save_config)}")
         return
-    show(found, out, trackers=tuple(tracker or ()))
+    show(found, out, trackers=tuple(tracker or ()), opens=opens)
 
 
 @command()
@@ -262,6 +266,7 @@ def grid(
     ] = None,
     options: Options = None,
     config: Config = None,
+    opens: Opens = False,
 ) -> None:
     """Train the runs of an experiment: finished ones are skipped, interrupted ones resume.
 
@@ -274,7 +279,8 @@ def grid(
     place = experiment_file(experiment)
     folder = out or Path("runs") / place.parent.name
     found = Experiment(str(place.resolve()), name_values(options))
-    raise typer.Exit(train_grid(found if tuned is None else with_settings_of(found, tuned), folder, workers, engine))
+    chosen = found if tuned is None else with_settings_of(found, tuned)
+    raise typer.Exit(train_grid(chosen, folder, workers, engine, opens=opens))
 
 
 @command()
@@ -322,27 +328,27 @@ def report(
     reference: Annotated[
         str | None,
         typer.Option(
-            help="Method to compare the others with; by default the experiment's, or the best baseline of each group."
+            help="Method to compare the others with; by default the experiment's, or the best other method of each group."
         ),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Take the runs of all folders below, also of other experiments and settings.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the page here while runs are under way; write nothing.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --watch; 0 is any that is free.")] = 0,
+    opens: Opens = False,
     json: Json = False,
 ) -> None:
-    """Make figures, tables and one HTML page from saved runs."""
-    from segue.cli.demo import show_summary
-    from segue.cli.report_data import as_data
-    from segue.lab.report.page import build
-    from segue.lab.report.summary import summarize
-    from segue.reporting import records as results
+    """Make figures, tables and one HTML page from the runs of a grid, or serve the page while they are under way."""
+    from segue.cli import report as reports
 
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder.", neighbours(folder), "give the folder of a grid.")
-    page = build(folder, out=out, title=title, reference=reference)
-    summary = summarize(results.read_all(folder), reference=reference)
-    if json:
-        print_json({"page": str(page), **as_data(summary)})
-        return
-    show_summary(summary, console)
-    say(f"\nNext: open {page}")
+    named: dict[str, Any] = {"title": title, "reference": reference, "opens": opens}
+    if watch:
+        reports.watch(folder, port=port, **named)
+    else:
+        reports.show(folder, out=out, everything=everything, as_json=json, **named)
 
 
 @command()

@@ -19,7 +19,8 @@ from segue.lab.config import Run
 from segue.lab.experiment import Experiment
 from segue.lab.grid import run_grid
 from segue.lab.report.findings import overview
-from segue.lab.report.page import build
+from segue.lab.report.page import write
+from segue.lab.report.source import read_grid
 from segue.lab.report.summary import Summary, summarize
 from segue.lab.report.tables import columns
 from segue.reporting import records as results
@@ -43,9 +44,10 @@ def show(out: Path, console: Console, *, options: dict[str, Any], workers: int) 
         console.print(f"failed: {outcome.name}\n{outcome.why}")
     if failed:
         return 1
-    page = build(out, title="Segue's demo")
-    found = results.read_all(out)
-    show_summary(summarize(found), console)
+    source = read_grid(out)
+    found, summary = source.results, summarize(source.results)
+    page = write(source, summary, out, "Segue's demo")
+    show_summary(summary, console)
     console.print(f"- Replaced without training, the students' {found[0].train_info.score} is {_swapped(found):.3f}.")
     console.print(f"- {_held(found)}", soft_wrap=True)
     console.print(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from segue.cli.report import watching
 from segue.cli.terminal import command_line, console, resumed_by, say
 from segue.lab import consent
 from segue.lab.experiment import Experiment
@@ -13,13 +14,13 @@ from segue.lab.grid import Engine, describe_grid, run_grid
 from segue.reporting.records import write_json
 
 
-def train_grid(experiment: Experiment, folder: Path, workers: int, engine: Engine) -> int:
+def train_grid(experiment: Experiment, folder: Path, workers: int, engine: Engine, *, opens: bool = False) -> int:
     """Train a grid, print what failed, and return the exit code."""
     experiment.runs()  # raises its errors before anything is written
     known = describe_grid(experiment, workers=workers, engine=engine)  # so does this
     consent.remember(experiment, folder)
     write_json(known, folder / "grid.json")
-    with resumed_by("resume", folder):
+    with resumed_by("resume", folder), watching(folder, opens=opens):
         outcomes = run_grid(experiment, folder, workers=workers, engine=engine)
     failed = [outcome for outcome in outcomes if not outcome.ok]
     for outcome in failed:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.cli.arguments import call_with, name_values
+from segue.cli.report import watching
 from segue.cli.terminal import command_line, resumed_by, say
 from segue.errors import ConfigError
 from segue.lab import config_files, presets, variants
@@ -49,10 +50,10 @@ def _from_preset(given: dict[str, Any], data: dict[str, Any]) -> Run:
     return made
 
 
-def show(config: Run, out: Path, *, trackers: tuple[str, ...]) -> None:
+def show(config: Run, out: Path, *, trackers: tuple[str, ...], opens: bool = False) -> None:
     """Train, and say how good the students are and what comes next."""
     folder = out / config.name
-    with resumed_by("resume", folder):
+    with resumed_by("resume", folder), watching(folder, opens=opens):
         result = train(config, folder, keep_model=True, trackers=trackers)
     if int(os.environ.get("RANK", 0)) == 0:
         score = result.train_info.score

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,17 @@ from segue.errors import ConfigError
 from segue.integrations.peft import add_lora_, merge_lora_
 from segue.plan import Plan, decode
 from segue.reporting.formatting import counted, duration
-from segue.reporting.records import read_json, removed_on_failure, write_json
+from segue.reporting.records import (
+    BEGUN,
+    Result,
+    RunInfo,
+    TrainInfo,
+    meta_info_of,
+    read_json,
+    removed_on_failure,
+    write_begun,
+    write_json,
+)
 from segue.sites import select
 from segue.training import distributed as launch
 from segue.training.fit import Fit, fit
@@ -78,7 +89,7 @@ def convert(
     run = Run(settings, base, data, plan, recipe, processes, timed=timed)
     if dry_run:
         return run.estimate(say)
-    made = ("settings.json", "metrics.jsonl", "checkpoints") if main else ()
+    made = ("settings.json", BEGUN, "metrics.jsonl", "checkpoints") if main else ()
     with locked_on_rank_0(work), removed_on_failure(work, *made):
         _refuse_finished(out)  # both again: another process may have been quicker
         _as_before(settings, work)
@@ -89,6 +100,7 @@ def convert(
             run.begin(say)
             if main:
                 write_json(dataclasses.asdict(run.settings), work / "settings.json")  # and what it has decided
+                write_begun(run.begun(out.name), work)
             processes.wait()
             trained = run.train(work, say, resume=resume or True, allow_changes=allow_changes)
         except (KeyboardInterrupt, SystemExit):
@@ -158,6 +170,39 @@ class Run:
     def sharded(self) -> bool:
         """Whether processes share the weights of one model."""
         return self.settings.shard and self.processes.world > 1
+
+    def begun(self, name: str) -> Result:
+        """Return what is known before the training, for a report that follows it."""
+        settings = dataclasses.asdict(self.settings)
+        method = self.settings.method or "conversion"
+        scale = 0.01 if self.data.task.unit else 1.0  # scores in the log are no percentages
+        score = self.data.task.quality
+        info = RunInfo(
+            experiment=name,
+            name=name,
+            method=method,
+            label=method,
+            group="all",
+            seed=self.settings.seed,
+            config=settings,
+            config_hash="",
+        )
+        train = TrainInfo(
+            score=score,
+            total_steps=self.recipe.total_steps(None),
+            steps_per_epoch=1,
+            sites=[site.name for site in select(self.base.model, self.plan.sites)],
+            teacher={score: scale * self.data.task.of(self.original)},
+            teacher_eval={score: scale * self.data.task.of(self.seen)},
+            points=[],
+            final={},
+            seconds=0.0,
+            flops=0.0,
+            step_flops={},
+            peak_memory=0,
+        )
+        meta = meta_info_of(datetime.now(timezone.utc), launch.launched().world)
+        return Result(run_info=info, train_info=train, meta_info=meta)
 
     def _budget(self, took: float, found: rehearsal.Rehearsal) -> str:
         """Choose evaluations that cost at most a tenth of the run, unless they are given, and say what both take."""

@@ -178,6 +178,11 @@ class Handover(Copied):
         """The teacher's share at each site."""
         return {name: site.alpha for name, site in self.state.sites.items()}
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """The student's share at each site in this step, as its gate has drawn it."""
+        return {name: site.weight for name, site in self.state.sites.items()}
+
     def step(self) -> None:
         """Move on by one optimizer step: new alphas, new weights."""
         self.require_running("step()")

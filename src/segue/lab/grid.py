@@ -20,6 +20,7 @@ from segue.errors import MissingExtraError, SegueError, printable
 from segue.lab.experiment import Experiment
 from segue.lab.run import is_finished, run
 from segue.reporting.formatting import duration
+from segue.reporting.records import command
 from segue.training.progress import Progress
 
 
@@ -102,7 +103,7 @@ def _start(experiment: Experiment, name: str, out: Path, threads: int) -> subpro
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "SEGUE_PARENT": str(os.getpid())},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "SEGUE_PARENT": str(os.getpid()), "SEGUE_COMMAND": command()},
             start_new_session=True,  # Ctrl-C reaches the grid, which then tells its workers to save
         )
 

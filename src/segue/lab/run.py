@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import accumulate, islice
@@ -69,7 +69,7 @@ def run(
                 f"read the result, or delete {folder / results.FILE} to train again from that checkpoint.",
             )
         return results.read(folder / results.FILE)
-    made = ("config.json", "metrics.jsonl", "checkpoints") if processes.rank == 0 else ()
+    made = ("config.json", results.BEGUN, "metrics.jsonl", "checkpoints") if processes.rank == 0 else ()
     with locked_on_rank_0(folder, wait=wait), removed_on_failure(folder, *made):
         given: dict[str, Any] = {"resume": resume or True, "allow_changes": allow_changes, "trackers": trackers}
         return _run(config, folder, processes, keep_model=keep_model, **given)
@@ -90,46 +90,44 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     evaluate = partial(Evaluator, scores=config.task.loss.scores, processes=processes, autocast=autocast)
     model.to(processes.device)
     complete = loaded.final is loaded.validation  # evaluations use all held-out examples: there is nothing more to measure
-    fitted, bill = _replace(config, loaded, model, folder, **settings)
-    assert fitted.handover is not None
     original = partial(_original, config, folder, everything)
-    teacher_eval = _first_blend(config, fitted, processes) or evaluate(loaded.validation)(original().to(processes.device))
+    teacher_eval = evaluate(loaded.validation)(model)
     if config.teacher.task == config.task and "scores" in teacher:
         teacher_final = teacher["scores"]
     else:
-        teacher_final = teacher_eval if complete else evaluate(loaded.final)(original().to(processes.device))
+        teacher_final = teacher_eval if complete else evaluate(loaded.final)(model)
+    batches = loaded.train(config.batch, config.seed)
+    bill = _cost(config, model, batches)
+    flops = _before_each_step(config, bill)
+    expected = replace(_expected(config, model, batches, bill), teacher=teacher_final, teacher_eval=teacher_eval)
+    run_info = _run_info(config, folder)
+    if processes.rank == 0:
+        results.write_begun(
+            Result(run_info=run_info, train_info=expected, meta_info=meta_info_of(begun, processes.world)), folder
+        )
+    fitted = _replace(config, loaded, batches, model, folder, flops, **settings)
+    assert fitted.handover is not None
     if fitted.steps_taken is not None:  # the bill above is that of the plan alone
-        bill = _cost(config, original().to(processes.device), loaded, fitted.steps_taken)
-    micro = config.recipe.accumulate
-    flops = [0.0, *accumulate(micro * one for one in bill.per_step)]  # before each step
+        bill = _cost(config, original().to(processes.device), batches, fitted.steps_taken)
+        flops = _before_each_step(config, bill)
+        expected = replace(_expected(config, model, batches, bill), teacher=teacher_final, teacher_eval=teacher_eval)
     trains_to_end = config.recipe.ema is None and config.recipe.early_stopping is None  # else the weights change after it
     last: dict[str, Any] = fitted.history[-1] if fitted.history else {"step": None}  # a damaged log may have lost it
     with fitted.handover.as_student():
         known = complete and trains_to_end and last["step"] == fitted.total_steps
         final = last["students"] if known else evaluate(loaded.final)(model)
-    train_info = TrainInfo(
-        score=config.task.score,
-        total_steps=fitted.total_steps,
-        steps_per_epoch=fitted.steps_per_epoch,
-        sites=[site.name for site in fitted.handover.sites],
-        teacher=teacher_final,
-        teacher_eval=teacher_eval,
+    train_info = replace(
+        expected,
         points=[_point(point, flops) for point in fitted.history],
         final=final,
         seconds=fitted.seconds,
         flops=flops[fitted.stopped_at or fitted.total_steps],
-        step_flops={
-            "students": micro * float(bill.student_only.flops),
-            "blend": micro * float(max(bill.per_step[1:] or bill.per_step)),  # the first step also compares the two sides
-            "teacher_pass": micro * float(bill.teacher_pass),
-        },
-        cost=bill.to_dict(),
         peak_memory=_peak_memory(processes.device),
         skipped_steps=fitted.skipped,
         stopped_at=fitted.stopped_at,
         best_step=fitted.best_step,
     )
-    result = Result(run_info=_run_info(config, folder), train_info=train_info, meta_info=meta_info_of(begun, processes.world))
+    result = Result(run_info=run_info, train_info=train_info, meta_info=meta_info_of(begun, processes.world))
     if keep_model:
         parts = ("student", "adapter", "gate", "schedule", "guidance", "distill", "phases")
         own = {part: getattr(config.plan, part) for part in parts}
@@ -139,6 +137,7 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
         checkpoint.save(handover.finalize_(force=True), folder / "model")
     if processes.rank == 0:
         results.write(result, folder)
+        (folder / results.BEGUN).unlink(missing_ok=True)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     processes.wait()
     return result
@@ -147,14 +146,6 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
 def _original(config: Run, folder: Path, everything: Loaded) -> nn.Module:
     """Return the teacher as it was before the replacement: the model of a run may be sharded, or without its teachers."""
     return teacher_model(config.teacher, teachers_of(config.teacher, folder), everything)[0]
-
-
-def _first_blend(config: Run, fitted: Fit, processes: Processes) -> dict[str, float] | None:
-    """Return the scores of the original from the first evaluation: a blend of teachers alone is the original, bit for bit."""
-    first: dict[str, Any] = fitted.history[0] if fitted.history else {"step": None}
-    exact = processes.world == 1 and not config.recipe.compile and config.plan.gate(1.0, None) == 0.0
-    known = exact and first["step"] == 0 and set(first.get("alphas", {}).values()) == {1.0}  # 0.1.0 logged no alphas
-    return first["blend"] if known else None
 
 
 def is_finished(config: Run, folder: Path) -> bool:
@@ -169,16 +160,40 @@ def is_finished(config: Run, folder: Path) -> bool:
     return (folder / results.FILE).exists()
 
 
-def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, **settings: Any) -> tuple[Fit, Cost]:
-    """Train the replacement; return it and what its plan costs."""
-    bill = _cost(config, model, loaded)
-    batches = loaded.train(config.batch, config.seed)
+def _expected(config: Run, model: nn.Module, batches: Any, bill: Cost) -> TrainInfo:
+    """Return what is known of a run before it trains."""
+    micro = config.recipe.accumulate
+    return TrainInfo(
+        score=config.task.score,
+        total_steps=config.recipe.total_steps(len(batches)),
+        steps_per_epoch=max(1, len(batches) // micro),
+        sites=[site.name for site in select(model, config.plan.sites)],
+        teacher={},
+        teacher_eval={},
+        points=[],
+        final={},
+        seconds=0.0,
+        flops=0.0,
+        step_flops={
+            "students": micro * float(bill.student_only.flops),
+            "blend": micro * float(max(bill.per_step[1:] or bill.per_step)),  # the first step also compares the two sides
+            "teacher_pass": micro * float(bill.teacher_pass),
+        },
+        cost=bill.to_dict(),
+        peak_memory=0,
+    )
+
+
+def _replace(
+    config: Run, loaded: Loaded, batches: Any, model: nn.Module, folder: Path, flops: Sequence[float], **settings: Any
+) -> Fit:
+    """Train the replacement."""
     device = next(model.parameters()).device
     few = next(iter(loaded.validation))
     few = mapped(lambda tensor: tensor[:DRIFT_EXAMPLES].to(device), few)
     drift = Drift(model, select(model, config.plan.sites), few, config.task.loss)
     recorder = Recorder(islice(batches, MINIBATCHES), config.task.loss, config.diagnostics)
-    fitted = fit(
+    return fit(
         model,
         config.plan,
         batches,
@@ -187,20 +202,23 @@ def _replace(config: Run, loaded: Loaded, model: nn.Module, folder: Path, **sett
         validation=loaded.validation,
         folder=folder,
         evaluations=config.evaluations,
-        measure=lambda handover: drift(handover) | recorder(handover),
+        measure=lambda handover: drift(handover) | recorder(handover) | {"flops": flops[handover.steps_done]},
         progress=config.name,
         **settings,
     )
-    return fitted, bill
 
 
-def _cost(config: Run, model: nn.Module, loaded: Loaded, steps_taken: StepsTaken | None = None) -> Cost:
+def _cost(config: Run, model: nn.Module, batches: Any, steps_taken: StepsTaken | None = None) -> Cost:
     """Count a run before it begins, or as it was."""
-    batches = loaded.train(config.batch, config.seed)
     device = next(model.parameters()).device
     example = mapped(lambda tensor: tensor.to(device), next(iter(batches)))
     total = config.recipe.total_steps(len(batches))
     return cost(model, config.plan, example, total_steps=total, loss_fn=config.task.loss, steps_taken=steps_taken)
+
+
+def _before_each_step(config: Run, bill: Cost) -> list[float]:
+    """Return the operations that a run has done before each step, and after the last."""
+    return [0.0, *accumulate(config.recipe.accumulate * one for one in bill.per_step)]
 
 
 def _autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
@@ -212,7 +230,7 @@ def _autocast(device: torch.device, precision: str) -> AbstractContextManager[An
 
 def _point(point: dict[str, Any], flops: list[float]) -> Point:
     known = {name: value for name, value in point.items() if name in Point.__dataclass_fields__}
-    return Point(**known, flops=float(flops[point["step"]]))
+    return Point(**known | {"flops": float(flops[point["step"]])})
 
 
 def _run_info(config: Run, folder: Path) -> RunInfo:

@@ -4,7 +4,7 @@
 // Small charts by hand: one function draws a panel, another follows pointer and arrow keys.
 const Chart = (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const HEIGHTS = { narrow: 230, wide: 320 };  // wide: a panel that has its row for itself
+  const HEIGHTS = { narrow: 260, wide: 340 };  // wide: a panel that has its row for itself
   const MARGIN = { left: 50, right: 16, top: 10, bottom: 40 };
 
   const PREFIXES = ["", "k", "M", "G", "T", "P", "E", "Z"];
@@ -78,7 +78,7 @@ const Chart = (() => {
     const found = [];
     const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
     const decades = Math.log10(high / low);
-    const factors = decades < 2 ? [1, 2, 5] : decades < 3.5 ? [1, 3] : [1];
+    const factors = decades < 0.6 ? [1, 1.2, 1.5, 1.8, 2, 2.2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9] : decades < 2 ? [1, 2, 5] : decades < 3.5 ? [1, 3] : [1];
     const every = Math.max(1, Math.ceil((last - first) / 6));
     for (let power = first; power <= last; power += every) {
       for (const factor of factors) found.push(factor * 10 ** power);
@@ -90,6 +90,7 @@ const Chart = (() => {
   const AXES = {
     epoch: { name: "Epochs", label: "epoch", room: 48, read: (v) => `epoch ${trimmed(v, 3)}` },
     seconds: { name: "Time", label: "training time", room: 48, read: duration, unit: timeUnit },
+    step: { name: "Steps", label: "optimizer step", room: 48, read: (v) => `step ${trimmed(v, 6)}`, whole: true },
     flops: { name: "FLOPs", label: "work", room: 48, read: flops, unit: workUnit },
     progress: { name: "Share", label: "training progress", room: 52, read: (v) => `${percent(v, 0)} of the training`, unit: () => [0.01, "%"] },
     tokens: { name: "Tokens", label: "tokens", room: 52, read: (v) => `${Math.round(2 ** v)} tokens`, whole: true, own: true, tick: (v) => String(2 ** v) },  // by their power of two
@@ -123,17 +124,18 @@ const Chart = (() => {
   }
 
   function scales(panel, width, height) {
-    const xs = panel.series.flatMap((one) => one.points.map((point) => point[0]));
+    const xs = panel.xs || panel.series.flatMap((one) => one.points.map((point) => point[0]));
     const means = panel.series.flatMap((one) => one.points.map((point) => point[1]));
     const known = [...(panel.shared || means), ...(panel.reference === null ? [] : [panel.reference])];  // shared: the values of all panels that are compared
-    const x0 = AXES[panel.axis].own ? Math.min(...xs) : Math.min(0, ...xs), x1 = Math.max(...xs);
+    const aside = panel.scatter ? 0.06 * (Math.max(...xs) - Math.min(...xs) || Math.max(...xs)) : 0;
+    const x0 = AXES[panel.axis].own || panel.scatter ? Math.min(...xs) - aside : Math.min(0, ...xs), x1 = Math.max(...xs) + aside;
     const positive = [...means, ...(panel.reference === null ? [] : [panel.reference])].filter((value) => value > 0);
     const log = panel.log && positive.length > 0 && (panel.log === "always" || Math.max(...positive) > 30 * Math.min(...positive));
     let low, high;
     if (log) {
       low = Math.min(...positive) / 1.5; high = Math.max(...positive) * 1.5;
     } else {
-      const bands = panel.series.flatMap((one) => one.points.flatMap((p) => (p[2] === null ? [] : [p[1] - p[2], p[1] + p[2]])));
+      const bands = panel.series.filter((one) => !one.bare).flatMap((one) => one.points.flatMap((p) => (p[2] === null ? [] : [p[1] - p[2], p[1] + p[2]])));
       low = panel.low !== null ? panel.low : Math.min(...known, ...bands);
       const top = Math.max(...known);
       high = Math.min(Math.max(top, ...bands), top + 0.15 * Math.abs(top - low));
@@ -141,8 +143,8 @@ const Chart = (() => {
       high += 0.05 * (high - low);
       if (panel.low === null) low -= 0.04 * (high - low);
     }
-    const aside = namedAtEnds(panel, width) ? 24 + 7 * Math.max(...panel.series.map((one) => cut(one.name).length)) : MARGIN.right;
-    const inner = { left: MARGIN.left, right: width - aside, top: panel.reference === null ? MARGIN.top : MARGIN.top + 10, bottom: height - MARGIN.bottom };
+    const names = namedAtEnds(panel, width) ? 24 + 7 * Math.max(...panel.series.map((one) => cut(one.name).length)) : MARGIN.right;
+    const inner = { left: MARGIN.left, right: width - names, top: MARGIN.top + (panel.reference === null ? 0 : 10) + (panel.yName ? 16 : 0), bottom: height - MARGIN.bottom };
     const place = log ? (v) => Math.log10(Math.max(v, low)) : (v) => v;
     const share = (v) => (place(v) - place(low)) / (place(high) - place(low));
     return {
@@ -152,8 +154,20 @@ const Chart = (() => {
     };
   }
 
+  // Site names without what all of them share; what they share, with a star for the rest.
+  function shortNames(names) {
+    const parts = names.map((name) => name.split("."));
+    let head = 0, tail = 0;
+    const least = Math.min(...parts.map((one) => one.length));
+    while (head < least - 1 && parts.every((one) => one[head] === parts[0][head])) head += 1;
+    while (tail < least - 1 - head && parts.every((one) => one[one.length - 1 - tail] === parts[0][parts[0].length - 1 - tail])) tail += 1;
+    const short = parts.map((one) => one.slice(head, one.length - tail).join("."));
+    const pattern = [...parts[0].slice(0, head), "*", ...parts[0].slice(parts[0].length - tail)].join(".");
+    return names.length > 1 && head + tail > 0 ? { short, pattern } : { short: names, pattern: "" };
+  }
+
   function axes(node, panel, at, width, height) {
-    const axis = AXES[panel.axis];
+    const axis = AXES[panel.axis], sites = panel.sites ? shortNames(panel.sites) : null;
     const room = Math.max(2, Math.min(12, Math.floor((width - 70) / axis.room)));
     const [unit, name] = axis.unit ? axis.unit(at.x1) : [1, ""];
     let along = ticks(at.x0 / unit, at.x1 / unit, room, [1, 2, 5, 10]);
@@ -172,15 +186,20 @@ const Chart = (() => {
       if (x < at.inner.left - 1 || x > at.inner.right + 1) continue;
       node.append(svg("line", { class: "axis", x1: x, x2: x, y1: at.inner.bottom, y2: at.inner.bottom + 4 }));
       const text = svg("text", { x, y: at.inner.bottom + 17, "text-anchor": "middle" });
-      text.textContent = axis.tick ? axis.tick(value) : trimmed(value, 3);
+      text.textContent = axis.tick ? axis.tick(value) : sites?.pattern ? sites.short[value] : trimmed(value, 3);
       node.append(text);
     }
     const label = svg("text", { x: (at.inner.left + at.inner.right) / 2, y: height - 6, "text-anchor": "middle" });
-    label.textContent = name ? `${axis.label} (${name})` : axis.label;
+    label.textContent = sites?.pattern ? `site ${sites.pattern}` : name ? `${axis.label} (${name})` : axis.label;
     node.append(label);
+    if (panel.yName) {
+      const above = svg("text", { class: "y-name", x: 2, y: 12 });
+      above.textContent = at.log ? `${panel.yName} (log scale)` : panel.yName;
+      node.append(above);
+    }
   }
 
-  const cut = (text) => (text.length > 20 ? `${text.slice(0, 19)}…` : text);
+  const cut = (text, most = 20) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
   const namedAtEnds = (panel, width) => panel.named && width > 520;
 
   // Write the name of each line where it ends, moved up where two would meet.
@@ -203,7 +222,28 @@ const Chart = (() => {
     }
   }
 
-  // A panel is {title, axis, percent, log, low, reference, referenceName, named, read, series: [{name, style, colour, faint, points: [x, mean, half], marks: [x]}]}.
+  // Write the name of each mark beside it, where it covers no other, nor the line of the teacher if that can be.
+  function nameMarks(plot, panel, at) {
+    const taken = panel.series.map((one) => [at.x(one.points[0][0]) - 6, at.y(one.points[0][1]) - 6, 12, 12]);
+    const level = panel.reference === null ? [] : [[at.inner.left, at.y(panel.reference) - 1, at.inner.right - at.inner.left, 2], [at.inner.right - 56, at.y(panel.reference) - 16, 56, 16]];
+    const inside = (box) => box[0] >= at.inner.left && box[0] + box[2] <= at.inner.right + MARGIN.right && box[1] >= 16 && box[1] + box[3] <= at.inner.bottom;
+    const apart = (box, other) => box[0] + box[2] < other[0] || other[0] + other[2] < box[0] || box[1] + box[3] < other[1] || other[1] + other[3] < box[1];
+    for (const one of panel.series) {
+      const [x, y] = [at.x(one.points[0][0]), at.y(one.points[0][1])], name = cut(one.name, 30), width = 6.7 * name.length;
+      const sides = [x + 9, x - 9 - width, x - width / 2], heights = [-7, -20, 6, -34, 20, -48, 34, 48];
+      const places = heights.flatMap((high) => sides.map((left) => [left, y + high, width, 14])).filter((box) => inside(box) && taken.every((other) => apart(box, other)));
+      const place = places.find((box) => level.every((other) => apart(box, other))) || places[0];
+      if (!place) continue;
+      taken.push(place);
+      const text = svg("text", { class: "mark-name", x: place[0], y: place[1] + 11 });
+      text.style.fill = one.colour;
+      text.textContent = name;
+      plot.append(text);
+    }
+  }
+
+  // A panel is {title, axis, percent, log, low, reference, referenceName, named, yName, read, scatter, front: [x, y],
+  // xs: along x of all panels beside it, series: [{name, style, colour, faint, thin, bare: without a band, points: [x, mean, half], marks: [x]}]}.
   function draw(panel, clip) {
     const box = element("div", { class: "panel" });
     if (panel.title) box.append(element("h3", {}, panel.title));
@@ -240,8 +280,10 @@ const Chart = (() => {
     const inside = svg("g", { "clip-path": `url(#${clip})` });
     plot.append(frame, inside);
     for (const one of panel.series) {
-      const banded = one.points.filter((point) => point[2] !== null && (point[1] > 0 || !at.log));
-      if (banded.length > 1 && !one.faint) {
+      const banded = one.bare ? [] : one.points.filter((point) => point[2] !== null && (point[1] > 0 || !at.log));
+      if (panel.scatter) {
+        for (const [x, mean, half] of banded) inside.append(svg("path", { d: `M${at.x(x)} ${at.y(mean - half)}V${at.y(mean + half)}`, stroke: one.colour, "stroke-width": 1.5, "stroke-opacity": 0.6 }));
+      } else if (banded.length > 1 && !one.faint && !one.thin) {
         const upper = path(banded.map((p) => [p[0], p[1] + p[2]]), at.x, at.y);
         const lower = path(banded.map((p) => [p[0], p[1] - p[2]]).reverse(), at.x, at.y);
         inside.append(svg("path", { d: `${upper}L${lower.slice(1)}Z`, fill: one.colour, "fill-opacity": 0.12 }));
@@ -254,11 +296,17 @@ const Chart = (() => {
       name.textContent = panel.referenceName || "teacher";
       if (!panel.named) plot.append(name);
     }
-    panel.series.forEach((one, index) => {
+    if (panel.front?.length > 1) inside.append(svg("path", { class: "front", d: path(panel.front, at.x, at.y), fill: "none" }));
+    for (const one of panel.series.filter((each) => each.thin)) {
+      const shown = at.log ? one.points.filter((point) => point[1] > 0) : one.points;
+      inside.append(svg("path", { class: "seed", d: path(shown, at.x, at.y), fill: "none", stroke: one.colour, "stroke-width": 0.9, "stroke-opacity": 0.4, "stroke-linejoin": "round" }));
+    }
+    panel.series.filter((one) => !one.thin).forEach((one, index) => {
       const shown = at.log ? one.points.filter((point) => point[1] > 0) : one.points;
       inside.append(svg("path", { class: "series", d: path(shown, at.x, at.y), fill: "none", stroke: one.colour, "stroke-width": one.faint ? 1.1 : 1.9, "stroke-opacity": one.faint ? 0.7 : 1, "stroke-dasharray": one.faint ? "2 3" : dashes(one.style), "stroke-linejoin": "round" }));
       const every = Math.max(1, Math.floor(shown.length / 6));
-      if (!one.faint) shown.forEach((point, i) => {
+      if (panel.scatter) inside.append(marker(one.style.marker, at.x(one.points[0][0]), at.y(one.points[0][1]), 5, one.colour));
+      else if (!one.faint) shown.forEach((point, i) => {
         if (shown.length < 2 || i % every === (index * Math.max(1, Math.floor(every / 4))) % every) inside.append(marker(one.style.marker, at.x(point[0]), at.y(point[1]), 3, one.colour));
       });
     });
@@ -266,6 +314,7 @@ const Chart = (() => {
       for (const mark of one.marks ?? []) inside.append(svg("line", { class: "restore", x1: at.x(mark), x2: at.x(mark), y1: at.inner.bottom - 8, y2: at.inner.bottom, stroke: one.colour, "stroke-width": 2 }));
     }
     if (namedAtEnds(panel, width)) nameEnds(plot, panel, at);
+    if (panel.scatter) nameMarks(plot, panel, at);
     return at;
   }
 
@@ -276,7 +325,8 @@ const Chart = (() => {
     const show = (value, spoken) => {
       const at = follow.at;
       if (!at) return;
-      const entries = panel.series.map((one) => ({ one, point: nearest(one.points, value) })).filter((entry) => entry.point);
+      const own = panel.series.filter((one) => !one.thin && (!panel.scatter || one.points[0][0] === value));
+      const entries = own.map((one) => ({ one, point: nearest(one.points, value) })).filter((entry) => entry.point);
       entries.sort((a, b) => b.point[1] - a.point[1]);
       const x = at.x(value);
       follow.cursor.replaceChildren(
@@ -331,5 +381,5 @@ const Chart = (() => {
     return Math.abs(found[0] - value) <= Math.max(step, 1e-12) ? found : null;
   }
 
-  return { AXES, draw, element, swatch, trimmed, percent };
+  return { AXES, draw, shortNames, svg, element, swatch, ticks, trimmed, percent };
 })();

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from segue.reporting.statistics import Difference, Estimate, Interval
 
 NOTHING = "\u2013"  # a dash
+PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 LONGEST = 60  # letters of a label inside a sentence
+FALLING = ("perplexity", "loss")  # scores of which less is better
 FRACTIONS = ("acc", "top", "f1", "auc")  # scores with these in their names run from 0 to 1 and are written in percent
 
 
@@ -135,7 +137,17 @@ def flops(value: float | None) -> str:
     >>> [flops(value) for value in (0, 1234.0, 12.34e12, 5.6e18)]
     ['0 FLOPs', '1.23 kFLOPs', '12.3 TFLOPs', '5.6 EFLOPs']
     """
-    return NOTHING if value is None else _prefixed(value, 1000, ("", "k", "M", "G", "T", "P", "E", "Z"), "FLOPs")
+    return NOTHING if value is None else _prefixed(value, 1000, PREFIXES, "FLOPs")
+
+
+def work_unit(most: float) -> tuple[float, str]:
+    """Return a unit for operations up to this many, and its name.
+
+    >>> work_unit(2.5e12), work_unit(0.0)
+    ((1000000000000.0, 'TFLOPs'), (1.0, 'FLOPs'))
+    """
+    power = min(len(PREFIXES) - 1, max(0, math.floor(math.log10(most) / 3))) if most > 0 else 0
+    return 1000.0**power, f"{PREFIXES[power]}FLOPs"
 
 
 def memory(value: float | None) -> str:

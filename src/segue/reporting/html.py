@@ -18,11 +18,19 @@ from markupsafe import Markup
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-STYLES, SCRIPTS = ("shell.css",), ("theme.js",)  # of every page; a page's own follow
+STYLES, SCRIPTS = ("shell.css",), ("theme.js", "scroll.js")  # of every page; a page's own follow
 
 
-def page(folder: Traversable, template: str, *, styles: Iterable[str] = (), scripts: Iterable[str] = (), **values: Any) -> str:
-    """Render a template of a folder, with the folder's styles and scripts inside.
+def page(
+    folder: Traversable,
+    template: str,
+    *,
+    styles: Iterable[str] = (),
+    scripts: Iterable[str] = (),
+    connects: bool = False,
+    **values: Any,
+) -> str:
+    """Render a template of a folder, with the folder's styles and scripts inside; one that connects may ask its own server.
 
     >>> text = page(files("segue.reporting"), "shell.html", kind="Segue report", title="<b> is escaped")
     >>> "<h1>&lt;b&gt; is escaped</h1>" in text
@@ -40,6 +48,7 @@ def page(folder: Traversable, template: str, *, styles: Iterable[str] = (), scri
     policy = (
         f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
         f"script-src {' '.join(map(_digest, code))}; base-uri 'none'; form-action 'none'"
+        + ("; connect-src 'self'" if connects else "")
     )
     return environment.get_template(template).render(
         policy=Markup(policy), style=Markup(style), scripts=[Markup(text) for text in code], **values

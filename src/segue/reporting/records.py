@@ -4,7 +4,7 @@ runs/small/                          an experiment
     dcr_dfg-100%-seed0/              a run
         config.json                  the configuration
         metrics.jsonl                one line per evaluation
-        checkpoints/                 while the run lasts
+        begun.json, checkpoints/     while the run lasts; the first has what is known of the result
         result.json                  when it is finished: run_info, train_info, meta_info
 experiments/small/results/
     results.jsonl                    all runs of an experiment, packed for the repository
@@ -16,11 +16,13 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -35,7 +37,7 @@ from segue.errors import ResultError
 from segue.reporting import packed
 
 FORMAT = 1
-FILE = "result.json"
+FILE, BEGUN = "result.json", "begun.json"
 RENAMED = {"teacher_look": "teacher_eval"}  # keys of version 0.1.0
 PACKAGES = ("torch", "accelerate", "timm", "transformers", "torchvision", "numpy")
 
@@ -51,6 +53,10 @@ class Point:
     alpha: float  # mean over the sites
     alphas: dict[str, float] = field(default_factory=dict)  # by site
     loss: float | None = None  # of training, mean since the previous evaluation, guidance included
+    losses: dict[str, float] = field(default_factory=dict)  # its parts: of the task, of guidance, of distillation
+    lr: float | None = None  # of the next step, of new parameters
+    weights: dict[str, float] = field(default_factory=dict)  # of each student, as gates drew them, mean likewise
+    rises: dict[str, int] = field(default_factory=dict)  # in how many steps since then a site's alpha has risen
     blend: dict[str, float] = field(default_factory=dict)  # scores of the model as it trains, teachers included, by name
     students: dict[str, float] = field(default_factory=dict)  # scores of the students alone
     ema: dict[str, float] = field(default_factory=dict)  # and of their averaged weights
@@ -130,6 +136,11 @@ def write(result: Result, folder: Path) -> Path:
     return write_json({"format": FORMAT, **asdict(result)}, folder / FILE)
 
 
+def write_begun(result: Result, folder: Path) -> Path:
+    """Write what is known of a result when its run begins."""
+    return write_json({"format": FORMAT, **asdict(result)}, folder / BEGUN)
+
+
 def write_json(data: Any, path: Path) -> Path:
     """Write plain data as JSON, atomically."""
     return write_file(json.dumps(_finite(data), indent=1) + "\n", path)
@@ -178,10 +189,37 @@ def read(path: Path) -> Result:
         return _parse(json.loads(files.content(path)), path)
 
 
+def read_begun(path: Path) -> Result:
+    """Read a run that is under way from its begun.json and metrics.jsonl; its final score is that of the last evaluation."""
+    with _complete(path):
+        result = _parse(json.loads(files.content(path)), path)
+        points = evaluations(path.with_name("metrics.jsonl"))
+    if not points:
+        return result
+    end = points[-1]
+    train = replace(result.train_info, points=points, final=end.students, seconds=end.seconds, flops=end.flops)
+    return replace(result, train_info=train)
+
+
+def evaluations(path: Path) -> list[Point]:
+    """Read the evaluations of a metrics.jsonl; a line that is written just now, or that a kill has cut, is left out."""
+    points = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with suppress(ValueError, TypeError):
+            points.append(Point(**{"flops": 0.0} | _known(Point, json.loads(line))))
+    return points
+
+
 def pack(results: list[Result], folder: Path) -> Path:
     """Write many results as one compact text file, which `read_all` reads like the runs themselves."""
     data = [_finite({"format": FORMAT, **asdict(result)}) for result in results]
     return write_file(packed.pack(data), folder / packed.FILE)
+
+
+def read_packed(path: Path) -> list[Result]:
+    """Read the results of a packed file."""
+    with _complete(path):
+        return [_parse(data, path) for data in packed.unpack(files.content(path).decode())]
 
 
 @checked
@@ -192,9 +230,7 @@ def read_all(folder: Path) -> list[Result]:
             f"{folder} is not a folder of runs.", "There is no such folder.", "name the folder that `segue grid` writes to."
         )
     results = [read(path) for path in sorted(folder.glob(f"**/{FILE}"))]
-    for path in sorted(folder.glob(f"**/{packed.FILE}")):
-        with _complete(path):
-            results += [_parse(data, path) for data in packed.unpack(files.content(path).decode())]
+    results += [result for path in sorted(folder.glob(f"**/{packed.FILE}")) for result in read_packed(path)]
     if not results:
         raise ResultError(
             f"{folder} has no finished run.",
@@ -254,9 +290,17 @@ def meta_info_of(begun: datetime, processes: int) -> dict[str, Any]:
             "processes": processes,
         },
         "commit": commit(),
+        "command": command(),
         "begun": begun.isoformat(timespec="seconds"),
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def command() -> str:
+    """Return the command of this process, or of the grid that has started it, without the folder of its program."""
+    place, *arguments = sys.argv or [""]
+    program = "segue" if Path(place).name == "__main__.py" else Path(place).name
+    return os.environ.get("SEGUE_COMMAND") or shlex.join([program, *arguments])
 
 
 def commit() -> str | None:

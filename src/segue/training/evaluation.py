@@ -130,7 +130,7 @@ MOST_STEPS = 2**53  # beyond which a float does not count
 
 
 class RunningMeans:
-    """Means of the training loss and of every site's gradient norm since the last evaluation."""
+    """Means since the last evaluation: of the training loss and its parts, and by site of gradient norms and gates."""
 
     def __init__(self, sites: list[str], device: torch.device) -> None:
         self.sites = sites
@@ -140,30 +140,66 @@ class RunningMeans:
     def _clear(self) -> None:
         self.losses, self.steps = 0.0, 0
         self.norms = torch.zeros(len(self.sites), device=self.device)
+        self.parts: dict[str, float] = {}  # sums, by the names of LossParts
+        self.weights: dict[str, float] = {}  # sums over `drawn` steps, also those that are left out
+        self.rises: dict[str, int] = {}  # steps in which the alpha of a site has risen
+        self.drawn = 0
 
-    def add(self, loss: float, norms: Tensor) -> None:
+    def add(self, loss: float, norms: Tensor, parts: Mapping[str, float]) -> None:
         """Count one step in."""
         self.losses += loss
         self.steps += 1
         self.norms += norms
+        for name, part in parts.items():
+            self.parts[name] = self.parts.get(name, 0.0) + part
 
-    def take(self) -> tuple[float | None, dict[str, float]]:
-        """Return the mean loss and each site's mean gradient norm, and start again."""
-        if not self.steps:
-            return None, {}
-        loss, norms = self.losses / self.steps, (self.norms / self.steps).tolist()
-        self._clear()
-        return loss, dict(zip(self.sites, norms, strict=True))
+    def follow(self, handover: Handover) -> None:
+        """Move a handover on by one step, and note what its gates had drawn and where alpha rises."""
+        weights, before = handover.weights, handover.alphas
+        handover.step()
+        self.drawn += 1
+        for name, alpha in handover.alphas.items():
+            self.weights[name] = self.weights.get(name, 0.0) + weights[name]
+            if alpha > before[name]:
+                self.rises[name] = self.rises.get(name, 0) + 1
+
+    def take(self) -> dict[str, Any]:
+        """Return the means and counts by their names in the metrics, and start again."""
+        found: dict[str, Any] = {"loss": None, "gradient_norm": {}}
+        if self.steps:
+            norms = (self.norms / self.steps).tolist()
+            found = {"loss": self.losses / self.steps, "gradient_norm": dict(zip(self.sites, norms, strict=True))}
+            if self.parts:
+                found["losses"] = {name: part / self.steps for name, part in self.parts.items()}
+        if self.drawn:
+            found["weights"] = {name: weight / self.drawn for name, weight in self.weights.items()}
+        if self.rises:
+            found["rises"] = self.rises
+        if self.steps or self.drawn:
+            self._clear()
+        return found
 
     def state_dict(self) -> dict[str, Any]:
-        return {"losses": self.losses, "steps": self.steps, "norms": self.norms}
+        names = ("losses", "steps", "norms", "parts", "weights", "rises", "drawn")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         losses, steps, norms = state["losses"], state["steps"], state["norms"]
-        plain = type(losses) is float and math.isfinite(losses) and type(steps) is int and 0 <= steps < MOST_STEPS
+        plain = type(losses) is float and math.isfinite(losses) and _is_count(steps)
         if not (plain and norms.shape == self.norms.shape and norms.is_floating_point()):
             raise ValueError(f"a sum of {losses!r:.20} over {steps!r:.20} steps with norms of {len(norms)} sites")
+        parts, weights, rises = (dict(state.get(name, {})) for name in ("parts", "weights", "rises"))  # not in 0.1.0
+        sums = [*parts.values(), *weights.values()]
+        counts = [drawn := state.get("drawn", 0), *rises.values()]
+        known = {*weights, *rises} <= {*self.sites} and all(map(_is_count, counts))
+        if not (known and all(type(one) is float and math.isfinite(one) for one in sums)):
+            raise ValueError(f"sums of {sums!r:.40} over {drawn!r:.20} steps")
         self.losses, self.steps, self.norms = losses, steps, norms.to(self.device)
+        self.parts, self.weights, self.rises, self.drawn = parts, weights, rises, drawn
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < MOST_STEPS
 
 
 class MetricsLog:

@@ -286,7 +286,7 @@ class Loop:
             if scaled and gradients:
                 self.accelerator.scaler.update()  # it must forget that it has unscaled these gradients
         if taken:
-            self.means.add(mean, norms)
+            self.means.add(mean, norms, self.parts.means)
             if self.ema is not None:
                 self.ema.update()
         else:
@@ -298,7 +298,7 @@ class Loop:
             self.guard.restore(spike, last, lambda: self._search().find(batches, mean))
         self.optimizer.zero_grad()
         if self.handover is not None:
-            self.handover.step()
+            self.means.follow(self.handover)
         self.done += 1
         self.seconds += time.perf_counter() - begun
         return mean, round(signal * self.processes.world) and (interruption.caught or 15)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from segue.core import randomness
 from segue.core.handover import Handover
+from segue.training import trackers
 from segue.training.evaluation import COMPARED, Evaluator, MetricsLog, flat, named
 from segue.training.progress import Progress
 from segue.training.tasks import quality_of
@@ -43,12 +44,15 @@ class Monitor:
                 self.on_eval(metrics)
         if self.loop.accelerator.trackers:
             self.loop.accelerator.log(flat(metrics), step=self.loop.done)
+            if self.loop.handover is not None:
+                trackers.send(self.loop.accelerator, self.log.history, self.loop.handover, self.loop.done)
 
     def _metrics(self) -> dict[str, Any]:
         loop, handover = self.loop, self.loop.handover
-        loss, norms = loop.means.take()
+        means = loop.means.take()
+        norms = means.pop("gradient_norm")
         epoch = loop.done * loop.recipe.accumulate / loop.batches_per_epoch
-        metrics: dict[str, Any] = {"step": loop.done, "epoch": epoch, "seconds": loop.seconds, "loss": loss, "lr": loop.rate}
+        metrics: dict[str, Any] = {"step": loop.done, "epoch": epoch, "seconds": loop.seconds, "lr": loop.rate, **means}
         if handover is None:
             return metrics | ({} if self.evaluator is None else {"scores": self.evaluator(loop.model)})
         metrics |= {"alpha": _mean(handover.alphas), "alphas": handover.alphas, "gradient_norm": norms}

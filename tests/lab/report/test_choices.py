@@ -44,7 +44,7 @@ def test_the_reference_that_the_runs_name_is_used():
     summary = summarize(made("student_only"))
     assert summary.reference == "student_only"
     assert references(made("student_only")) == {"student_only"}
-    assert summary.comparisons == 2  # one per method, not one per baseline that could have been chosen
+    assert summary.comparisons == 2  # one per method, not one per method that could have been chosen
     assert "named beforehand" in tables.reading(summary)
     assert not summary.notes
     assert summarize(made()).reference is None
@@ -69,7 +69,7 @@ def test_runs_that_disagree_name_none():
 def test_a_reference_without_a_finished_run_is_said():
     summary = summarize([one for one in made("student_only") if one.run_info.method != "student_only"])
     assert summary.reference is None
-    assert summary.notes == ["The reference student_only has no finished run: the best baseline is taken."]
+    assert summary.notes == ["The reference student_only has no finished run: the best other method is taken."]
 
 
 def test_chosen_settings_stand_in_the_table_and_on_the_page():

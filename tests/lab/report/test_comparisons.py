@@ -102,7 +102,7 @@ def test_a_named_reference_is_compared_once_with_every_method():
     chosen, named = summarize(runs), summarize(runs, reference="student_only")
     assert {c.reference for group in named.groups for c in group.comparisons} == {"student_only"}
     assert named.comparisons == 3 * 6  # groups, and methods but the reference
-    assert chosen.comparisons == 3 * (10 + 2 * 5)  # pairs of five baselines, and DCR twice with each
+    assert chosen.comparisons == 3 * (10 + 2 * 5)  # pairs of five other methods, and DCR twice with each
     p_values = [c.difference.p for group in named.groups for c in group.comparisons if c.measure == "final"]
     adjusted = [c.holm for group in named.groups for c in group.comparisons if c.measure == "final"]
     assert adjusted == pytest.approx(holm(p_values))

@@ -116,7 +116,7 @@ def test_restores_are_ticks_at_the_bottom_in_the_colour_of_their_method():
     marked = [with_points(run, lambda i, p: replace(p, events=[{"step": p.step - 5}] if i == 2 else [])) for run in runs]
     line = summarize(marked).groups[0].methods[0].line
     curve, ticks = figure_of(marked, "accuracy").axes[0].lines[:2]
-    assert list(ticks.get_xdata()) == line.marks(line.epoch) != []
+    assert list(ticks.get_xdata()) == pytest.approx([flops / 1e15 for flops in line.marks(line.flops)]) != []
     assert (ticks.get_marker(), ticks.get_color(), set(ticks.get_ydata())) == ("|", curve.get_color(), {0.0})
 
 
@@ -124,6 +124,7 @@ def test_restores_are_ticks_at_the_bottom_in_the_colour_of_their_method():
 def test_log_axes_have_plain_numbers_next_to_their_label(name: str):
     figure = figure_of(grid(methods=["student_only", "dcr_dfg"], groups=["100 %"], seeds=2), name)
     assert "log" in {axes.get_yscale() for axes in figure.axes}
+    assert all(axes.get_ylabel().endswith(", log") == (axes.get_yscale() == "log") for axes in figure.axes)
     for axes in figure.axes:
         labels = [label for label in axes.get_yticklabels(which="both") if label.get_text() and label.get_visible()]
         inside = [label for label in labels if axes.bbox.y0 <= label.get_window_extent().y0 <= axes.bbox.y1]
@@ -132,10 +133,11 @@ def test_log_axes_have_plain_numbers_next_to_their_label(name: str):
         assert not any(label.get_window_extent().overlaps(axes.yaxis.label.get_window_extent()) for label in inside)
 
 
-def test_accuracy_is_shown_by_epochs_and_by_time():
+def test_accuracy_is_shown_by_work_with_the_blend_below():
     figure = figure_of(small(), "accuracy")
-    assert [axes.get_xlabel() for axes in figure.axes] == ["epoch", "training time (min)"]
-    assert figure.axes[1].lines[0].get_xdata()[-1] == pytest.approx(3900 * 1.25 * 1.005 / 60)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "work (PFLOPs)"]
+    assert figure.axes[1].lines[0].get_xdata()[-1] == pytest.approx(2.4 * 1.25)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["students alone", "blend, teachers included"]
 
 
 def test_one_seed_is_drawn_without_a_band_and_says_so():

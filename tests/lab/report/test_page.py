@@ -14,7 +14,7 @@ from segue.errors import MissingExtraError, ResultError
 from segue.lab.report import figures
 from segue.lab.report import page as report
 from segue.lab.report.summary import summarize
-from tests.lab.report.pages import LONG, NASTY, data_in, has_lines, page_of
+from tests.lab.report.pages import LONG, NASTY, data_in, has_lines, page_of, unfolded
 from tests.lab.report.saved_runs import LABELS, grid, run, save, with_own_alphas, with_points
 
 pytest.importorskip("matplotlib", reason="the report draws with matplotlib (pip install segue[lab])")
@@ -142,7 +142,7 @@ def test_every_page_opens_without_complaint_at_every_width(visit, name: str):
 
 def test_alpha_by_site_is_shown_where_sites_have_their_own(visit):
     assert visit("single").locator("#figure-alphas").is_hidden()
-    page = visit("adaptive")
+    page = unfolded(visit("adaptive"))
     has_lines(page, "alphas", 3)  # at the first, a middle and the last site; the other method gives all sites one alpha
     page.locator("#site-alphas").select_option(index=2)
     has_lines(page, "alphas", 1)
@@ -159,26 +159,27 @@ def test_nothing_of_a_run_becomes_markup(visit):
 
 def test_methods_are_switched_off_and_on(visit):
     page = visit("whole")
-    has_lines(page, "accuracy", 7)
+    has_lines(page, "accuracy", 14)  # of the students, and beside them of the blend
     has_lines(page, "cosine", 21)
     chip = page.get_by_role("button", name="Theseus", exact=True)
     assert chip.get_attribute("aria-pressed") == "true"
     chip.click()
     assert chip.get_attribute("aria-pressed") == "false"
-    has_lines(page, "accuracy", 6)
+    has_lines(page, "accuracy", 12)
     page.get_by_role("button", name="Show all").click()
     page.get_by_role("button", name="Hide all").click()
     has_lines(page, "accuracy", 0)
-    assert "every method is hidden" in page.locator("#figure-accuracy .nothing").inner_text()
+    assert "every method is hidden" in page.locator("#figure-accuracy .nothing").first.inner_text()
 
 
 def test_hovering_shows_the_values_of_that_evaluation(visit):
     page = visit("whole")
-    plot = page.locator("#figure-accuracy .plot")
+    page.get_by_role("button", name="Epochs", exact=True).click()
+    plot = page.locator("#figure-accuracy .plot").first
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     page.mouse.move(box["x"] + box["width"] - 12, box["y"] + 150)
-    tip = page.locator("#figure-accuracy .tip")
+    tip = page.locator("#figure-accuracy .tip").first
     assert tip.is_visible()
     text = tip.inner_text()
     line = (
@@ -198,27 +199,45 @@ def test_axis_site_and_group_are_chosen(visit):
     from playwright.sync_api import expect
 
     page = visit("whole")
+    plot = page.locator("#figure-accuracy .plot").first
+    expect(plot).to_contain_text("work (PFLOPs)")  # a plot may be drawn later
     page.get_by_role("button", name="Time", exact=True).click()
-    expect(page.locator("#figure-accuracy .plot")).to_contain_text("training time (min)")  # a plot may be drawn later
-    page.get_by_role("button", name="FLOPs", exact=True).click()
-    expect(page.locator("#figure-accuracy .plot")).to_contain_text("work (PFLOPs)")
+    expect(plot).to_contain_text("training time (min)")
+    page.get_by_role("button", name="Steps", exact=True).click()
+    expect(plot).to_contain_text("optimizer step")
+    page.get_by_role("button", name="Epochs", exact=True).click()
+    expect(plot).to_contain_text("epoch")
     page.select_option("#site-cosine", label="blocks.1.attn")
-    assert page.locator("#figure-cosine h3").all_inner_texts() == ["blocks.1.attn"]
+    assert page.locator("#figure-cosine .panel h3").all_inner_texts() == ["blocks.1.attn"]
     has_lines(page, "cosine", 7)
     before = column(page, 3)
     page.select_option("#group", label="5 %")
-    assert page.locator("#findings-title").inner_text() == "Findings: 5 %"
+    assert page.locator("#findings-title").text_content() == "Findings: 5 %"
     assert column(page, 3) != before
 
 
-def test_the_blend_and_the_zoom(visit):
+def test_the_blend_stands_beside_the_students_on_the_same_scale(visit):
     page = visit("whole")
-    page.get_by_role("button", name="Also the blend").click()
     has_lines(page, "accuracy", 14)
-    before = page.locator("#figure-accuracy .plot").text_content()
+    plots = page.locator("#figure-accuracy .plot")
+    assert page.locator("#figure-accuracy .panel h3").all_inner_texts() == ["Students alone", "Blend, teachers included"]
+    boxes = [plots.nth(i).bounding_box() for i in range(2)]
+    assert boxes[0]["y"] == boxes[1]["y"]  # side by side
+    scales = [[text for text in plots.nth(i).locator("text").all_text_contents() if "%" in text] for i in range(2)]
+    assert scales[0] == scales[1]
     page.get_by_role("button", name="Zoom to the top").click()
     has_lines(page, "accuracy", 14)
-    assert page.locator("#figure-accuracy .plot").text_content() != before
+    assert [text for text in plots.first.locator("text").all_text_contents() if "%" in text] != scales[0]
+
+
+def test_seeds_are_thin_lines(visit):
+    page = visit("whole")
+    has_lines(page, "accuracy", 14)
+    assert page.locator("#figure-accuracy path.seed").count() == 0  # seven methods: the means come first
+    page.get_by_role("button", name="Seeds", exact=True).click()
+    page.locator("#figure-accuracy path.seed").first.wait_for(state="attached")
+    assert page.locator("#figure-accuracy path.seed").count() == 2 * 7 * 3
+    has_lines(page, "accuracy", 14)
 
 
 def test_the_table_sorts_both_ways_with_the_unknown_last(visit):
@@ -250,18 +269,19 @@ def test_everything_is_reached_by_keyboard(visit):
     chip = page.get_by_role("button", name="DCR", exact=True)
     chip.focus()
     page.keyboard.press("Space")
-    has_lines(page, "accuracy", 6)
+    has_lines(page, "accuracy", 12)
     assert page.evaluate("document.activeElement.textContent") == "DCR"  # the focus stays where it was
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    page.locator("#figure-accuracy .plot").focus()
+    page.get_by_role("button", name="Epochs", exact=True).click()
+    page.locator("#figure-accuracy .plot").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert page.locator("#figure-accuracy .tip").inner_text().startswith("epoch 5\n")
+    assert page.locator("#figure-accuracy .tip").first.inner_text().startswith("epoch 5\n")
     assert page.locator("#spoken").text_content().startswith("epoch 5: ")
     page.keyboard.press("End")
-    assert page.locator("#figure-accuracy .tip").inner_text().startswith("epoch 50\n")
+    assert page.locator("#figure-accuracy .tip").first.inner_text().startswith("epoch 50\n")
     page.keyboard.press("Escape")
-    assert not page.locator("#figure-accuracy .tip").is_visible()
+    assert not page.locator("#figure-accuracy .tip").first.is_visible()
     page.locator("#table thead button").nth(2).focus()
     page.keyboard.press("Enter")
     assert page.locator("#table th").nth(2).get_attribute("aria-sort") == "descending"
@@ -271,18 +291,19 @@ def test_everything_is_reached_by_keyboard(visit):
 def test_every_figure_is_also_a_table(visit):
     page = visit("whole")
     details = page.locator("#figure-accuracy details")
+    page.get_by_role("button", name="Epochs", exact=True).click()
     details.locator("summary").click()
-    rows = details.locator("tbody tr")
+    rows = details.locator("table").first.locator("tbody tr")
     rows.first.wait_for()
     assert rows.count() == 11
     assert rows.last.locator("th").inner_text() == "epoch 50"
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d %", rows.last.locator("td").last.inner_text())
     page.get_by_role("button", name="Theseus", exact=True).click()
-    assert details.locator("thead th").count() == 7  # the table follows the figure
+    assert details.locator("table").first.locator("thead th").count() == 7  # the table follows the figure
 
 
 def test_runs_show_their_configuration(visit):
-    page = visit("single")
+    page = unfolded(visit("single"))
     page.locator("#runs > details > summary").click()
     page.locator("#runs .run > summary").click()
     page.wait_for_selector("#runs pre")
@@ -301,7 +322,7 @@ def test_one_seed_is_said_to_have_no_interval(visit):
 def test_what_a_guard_has_restored_is_marked(visit):
     page = visit("single")
     page.locator("#figure-accuracy .restore").first.wait_for(state="attached")
-    assert page.locator("#figure-accuracy .restore").count() == 1
+    assert page.locator("#figure-accuracy .panel").first.locator(".restore").count() == 1
     assert visit("whole").locator(".restore").count() == 0
 
 
@@ -328,12 +349,12 @@ def test_dark_follows_the_system_and_the_button(visit):
 
 def test_a_phone_reads_values_by_touch(visit):
     page = visit("whole", width=360)
-    plot = page.locator("#figure-accuracy .plot")
+    plot = page.locator("#figure-accuracy .plot").first
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     for share in (0.2, 0.5, 0.95):
         page.mouse.move(box["x"] + share * box["width"], box["y"] + 80)
-        tip = page.locator("#figure-accuracy .tip").bounding_box()
+        tip = page.locator("#figure-accuracy .tip").first.bounding_box()
         assert tip["x"] >= 0
         assert tip["x"] + tip["width"] <= 360
     assert page.evaluate("document.documentElement.scrollWidth") <= 360

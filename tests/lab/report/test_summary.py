@@ -94,7 +94,7 @@ def test_area_weighs_every_evaluation_by_its_epochs():
     assert area(scored([0.3, None, 0.4])) is None
 
 
-def test_the_best_baseline_is_the_best_that_is_not_dcr():
+def test_the_best_other_method_is_the_best_that_is_not_dcr():
     runs = [
         *[scored([0.1, value], method="theseus", seed=seed) for seed, value in enumerate((0.50, 0.52, 0.54, 0.51, 0.53))],
         *[scored([0.1, value], method="distillation", seed=seed) for seed, value in enumerate((0.60, 0.61, 0.65, 0.62, 0.62))],
@@ -107,7 +107,7 @@ def test_the_best_baseline_is_the_best_that_is_not_dcr():
     assert {c.reference for c in final.values()} == {"distillation"}
     assert final["dcr"].difference.mean == pytest.approx((0.10 + 0.12 + 0.09 + 0.10 + 0.11) / 5)
     assert final["dcr_dfg"].difference.mean == pytest.approx((0.01 - 0.01 + 0.01 - 0.01 + 0.01) / 5)
-    assert found.comparisons == 5  # also DCR and DCR + DFG with Theseus, which could have been the best baseline
+    assert found.comparisons == 5  # also DCR and DCR + DFG with Theseus, which could have been the best other method
     theseus = found.groups[0].method("theseus")
     assert theseus is not None
     others = [paired(m, theseus, "final") for m in found.groups[0].methods if m.method.startswith("dcr")]
@@ -121,10 +121,10 @@ def test_the_best_baseline_is_the_best_that_is_not_dcr():
     assert "Not significant: DCR + DFG" in sentence
 
 
-def test_holm_counts_the_comparisons_of_all_groups_with_every_baseline(whole):
+def test_holm_counts_the_comparisons_of_all_groups_with_every_other_method(whole):
     family = [c for group in whole.groups for c in group.comparisons if c.measure == "final"]
     assert len(family) == 3 * (len(LABELS) - 1)
-    assert whole.comparisons == 3 * (10 + 2 * 5)  # pairs of five baselines, and DCR twice with each
+    assert whole.comparisons == 3 * (10 + 2 * 5)  # pairs of five other methods, and DCR twice with each
     assert all(c.holm >= c.difference.p for c in family)
     assert max(c.holm / c.difference.p for c in family if c.holm < 1) == pytest.approx(60)  # the smallest of all 60
     assert any("18 comparisons" in s and "for the 60 that could" in s for s in findings.overview(whole))
@@ -172,7 +172,7 @@ def test_one_seed_says_that_nothing_is_significant():
 def test_one_method_is_compared_with_nothing():
     found = summarize([run(method="dcr", seed=seed) for seed in range(2)])
     assert found.groups[0].comparisons == []
-    assert findings.overview(found)[0].startswith("No method is compared with a baseline")
+    assert findings.overview(found)[0].startswith("Nothing is compared: that takes two methods")
     assert found.groups[0].methods[0].standing == {"final": "unknown", "area": "unknown"}
     assert found.groups[0].findings[0].endswith(", by DCR.")
     assert "(best)" not in tables.markdown(found)

@@ -108,7 +108,7 @@ def test_zeros_and_bounds_are_named(visit):
         == "0 throughout: Student only, KL distillation, DCR, DCR + DFG."
     )
     assert page.locator("#figure-bounds .teacher-name").all_text_contents() == ["bound", "bound"]
-    assert page.locator("#figure-accuracy .teacher-name").all_text_contents() == ["teacher"]
+    assert page.locator("#figure-accuracy .teacher-name").all_text_contents() == ["teacher", "teacher"]
 
 
 def test_nothing_measured_shows_nothing_and_costs_alone_show_costs(visit):

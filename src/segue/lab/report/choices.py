@@ -29,9 +29,9 @@ def reference_of(runs: Sequence[Result], given: str | None) -> tuple[str | None,
     if not named:
         return None, []
     if len(named) > 1 or any(run.run_info.reference is None for run in runs):
-        return None, [f"The runs do not all name the same reference ({listed(named)}): the best baseline is taken."]
+        return None, [f"The runs do not all name the same reference ({listed(named)}): the best other method is taken."]
     if all(run.run_info.method != named[0] for run in runs):
-        return None, [f"The reference {named[0]} has no finished run: the best baseline is taken."]
+        return None, [f"The reference {named[0]} has no finished run: the best other method is taken."]
     return named[0], []
 
 

@@ -34,9 +34,9 @@ class Comparison:
     family: int  # the number of these
 
 
-def is_baseline(method: str) -> bool:
-    """Whether a method is a baseline, which is any but DCR and its variants."""
-    return "dcr" not in method.lower()
+def is_dcr(method: str) -> bool:
+    """Whether a method is DCR or a variant of it; the rest are the other methods."""
+    return "dcr" in method.lower()
 
 
 def best(methods: Sequence[Method], measure: Measure) -> Method | None:
@@ -58,15 +58,15 @@ def check_reference(reference: str | None, groups: Sequence[Group]) -> None:
         raise ConfigError(
             f"no run has the method {reference!r}, the reference.",
             nearest(reference, names),
-            "name one of the methods of these runs, or none: then it is the best baseline, and its choice is adjusted for.",
+            "name one of the methods of these runs, or none: then it is the best other method, and its choice is adjusted for.",
         )
 
 
 def compare(groups: Sequence[Group], reference: str | None) -> list[Comparison]:
-    """Compare every method with the reference of its group: the named one, or the baseline with the best mean.
+    """Compare every method with the reference of its group: the named one, or the best other method, which is none of DCR's.
 
-    The best baseline is chosen by the scores that it is then tested on. So the p-values are adjusted for the comparisons with
-    every baseline that could have come out best; with a named reference there is one comparison per method.
+    It is chosen by the scores that it is then tested on. So the p-values are adjusted for the comparisons with every method
+    that could have come out best; with a named reference there is one comparison per method.
     """
     return [found for measure in MEASURES for found in _compare(groups, measure, reference)]
 
@@ -75,7 +75,7 @@ def _compare(groups: Sequence[Group], measure: Measure, reference: str | None) -
     p_values: dict[Key, float | None] = {}
     shown: dict[Key, tuple[Group, Method, Method, Difference]] = {}
     for group in groups:
-        candidates = [m for m in group.methods if (is_baseline(m.method) if reference is None else m.method == reference)]
+        candidates = [m for m in group.methods if (not is_dcr(m.method) if reference is None else m.method == reference)]
         chosen = best(candidates, measure)
         for candidate in candidates:
             for method in group.methods:
@@ -108,7 +108,7 @@ def _compare(groups: Sequence[Group], measure: Measure, reference: str | None) -
 def standings(methods: Sequence[Method], measure: Measure) -> dict[str, Standing]:
     """Compare every method of a group with its best; the tests are adjusted for all pairs, since the data chose the best."""
     leader = best(methods, measure)
-    if leader is None or len(methods) < 2:  # nothing to compare with
+    if leader is None or len(methods) < 2 or all(len(method.seeds) < 2 for method in methods):  # nothing to compare with
         return {method.method: "unknown" for method in methods}
     pairs = {frozenset((a.method, b.method)): paired(a, b, measure) for a, b in combinations(methods, 2)}
     others = [method.method for method in methods if method is not leader]

@@ -6,13 +6,17 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from segue.reporting.records import Point, Result
 from segue.reporting.statistics import estimate
 
-BY_SITE = ("alphas", "cosine", "relative_error", "gradient_norm", "drift_blend", "drift_students")
+BY_SITE = ("alphas", "weights", "cosine", "relative_error", "gradient_norm", "drift_blend", "drift_students")
+SCORES = ("students", "blend")
 SUMMED = ("gate_variance", "data_variance")  # variances of independent parts add up over the sites
-OVERALL = ("students", "blend", "alpha", "loss", *SUMMED)
+OVERALL = (*SCORES, "alpha", "loss", "lr", *SUMMED)
+ADDED = ("guidance", "distill")  # the fields of a plan that add to the loss of the task
+AXES = ("step", "progress", "epoch", "seconds", "flops")
 EARLY = 0.2  # the fraction of the training in which aggr20 hands over, used for every method
 
 Values = list[tuple[float, float | None]]  # (step, value); None where the value is not finite
@@ -32,6 +36,19 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Seed:
+    """The scores of one run, at its own steps."""
+
+    seed: int
+    step: list[float]
+    progress: list[float]
+    epoch: list[float]
+    seconds: list[float]
+    flops: list[float]
+    scores: dict[str, list[float | None]]  # by quantity of SCORES
+
+
+@dataclass(frozen=True, kw_only=True)
 class Line:
     """All curves of one method in one group, at common steps."""
 
@@ -41,7 +58,9 @@ class Line:
     seconds: list[float]  # mean over the seeds at that step, like FLOPs
     flops: list[float]
     overall: dict[str, Curve]  # by quantity of OVERALL
+    losses: dict[str, Curve]  # the parts of the loss by name: of the task, of guidance, of distillation
     by_site: dict[str, dict[str, Curve]]  # by quantity of BY_SITE, then by site
+    seeds: list[Seed]
     interpolated: bool  # the seeds were evaluated at different steps
     restores: list[float]  # the steps, of all seeds, that the guard has undone
 
@@ -75,6 +94,8 @@ def gather(runs: Sequence[Result], sites: Sequence[str]) -> Line:
         seconds=axis(lambda point: point.seconds),
         flops=axis(lambda point: point.flops),
         overall={quantity: curve(lambda run, q=quantity: overall_values(run, q)) for quantity in OVERALL},  # type: ignore[misc]
+        losses={name: curve(lambda run, n=name: loss_values(run, n)) for name in loss_names(runs)},  # type: ignore[misc]
+        seeds=[_seed(run) for run in runs],
         by_site={
             quantity: {
                 site: curve(lambda run, q=quantity, s=site: site_values(run, q, s))  # type: ignore[misc]
@@ -95,6 +116,26 @@ def overall_values(run: Result, quantity: str) -> Values:
     if quantity in SUMMED:
         return _values(run, lambda point: over_sites(getattr(point, quantity)))
     return _values(run, lambda point: getattr(point, quantity))
+
+
+def loss_names(runs: Sequence[Result]) -> list[str]:
+    """Name the parts of the loss that any of the runs has; the task is all of it where none is recorded."""
+    found = dict.fromkeys(name for run in runs for point in run.train_info.points for name in point.losses)
+    return ["task", *(name for name in found if name != "task")]
+
+
+def loss_values(run: Result, name: str) -> Values:
+    """Read one part of the training loss; without parts, the task's is the whole where it has no other."""
+    if any(point.losses for point in run.train_info.points):
+        return _values_by_key(run, lambda point: point.losses, name)
+    alone = matched_by(run.run_info.config) == []
+    return overall_values(run, "loss") if name == "task" and alone else []
+
+
+def matched_by(config: Mapping[str, Any]) -> list[str] | None:
+    """Name the losses that the plan of a saved configuration adds to the task's; None if it has no plan."""
+    plan = config.get("plan")
+    return [part for part in ADDED if plan.get(part) is not None] if isinstance(plan, Mapping) else None
 
 
 def site_values(run: Result, quantity: str, site: str) -> Values:
@@ -147,6 +188,20 @@ def last(run: Result, quantity: str, site: str) -> float | None:
 def profile(runs: Sequence[Result], sites: Sequence[str], read: Callable[[Result, str], float | None]) -> Curve:
     """Estimate one number per site over seeds."""
     return _curve([[read(run, site) for site in sites] for run in runs])
+
+
+def _seed(run: Result) -> Seed:
+    points = run.train_info.points
+    score, total = run.train_info.score, max(1, run.train_info.total_steps)
+    return Seed(
+        seed=run.run_info.seed,
+        step=[float(point.step) for point in points],
+        progress=[point.step / total for point in points],
+        epoch=[point.epoch for point in points],
+        seconds=[point.seconds for point in points],
+        flops=[point.flops for point in points],
+        scores={quantity: [finite(getattr(point, quantity).get(score)) for point in points] for quantity in SCORES},
+    )
 
 
 def _values(run: Result, read: Callable[[Point], float | None]) -> Values:

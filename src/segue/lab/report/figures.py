@@ -135,7 +135,7 @@ def _fill(axes: Any, panel: Panel, *, show_x: bool) -> None:
     else:
         axes.locator_params(axis="x", nbins=6)
     axes.set_title(panel.title, loc="left", pad=2, color="#333333")
-    axes.set_ylabel(panel.y_label)
+    axes.set_ylabel(f"{panel.y_label}, log" if logarithmic else panel.y_label)
     axes.set_xlabel(panel.x_label if show_x else "")
     axes.tick_params(labelbottom=show_x, length=2, pad=2)
     axes.yaxis.set_label_coords(-0.4 / (WIDTH - LEFT - RIGHT), 0.5)

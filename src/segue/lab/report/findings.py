@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from segue.lab.report.comparisons import best, is_dcr
 from segue.lab.report.curves import finite
 from segue.reporting.formatting import ScoreFormat, counted, duration, flops, listed, p_value, shortened, significant
 from segue.reporting.statistics import ALPHA, FEWEST
@@ -28,15 +29,15 @@ def overview(summary: Summary) -> list[str]:
     """Say what all groups together show."""
     found = [comparison for group in summary.groups for comparison in group.comparisons]
     if not found:
-        return ["No method is compared with a baseline: that takes one of each in the same group."]
+        return ["Nothing is compared: that takes two methods in a group, one of which is not DCR."]
     found_all = []
     if len(summary.groups) > 1:
-        found_all += [_wins(summary), *_ranked(summary)]
+        found_all += [best_in_groups(summary), *_ranked(summary)]
     if not summary.comparisons:
         single = all(c.difference.pairs < 2 for c in found)
         why = "With one seed per method" if single else f"Without {FEWEST} common seeds that differ"
         return [*found_all, f"{why} nothing is significant: any difference may be chance."]
-    which = "the best baseline of the group" if summary.reference is None else _named_reference(summary)
+    which = "the best other method of the group" if summary.reference is None else _named_reference(summary)
     for measure in MEASURE_NAMES:
         family = [c for c in found if c.measure == measure and c.holm is not None]
         if not family:
@@ -60,8 +61,8 @@ def overview(summary: Summary) -> list[str]:
 def of_group(group: Group, score_format: ScoreFormat) -> list[str]:
     """Say what the runs of one group show."""
     found = [_leader(group, score_format)]
-    for measure in MEASURE_NAMES:
-        found += _against_baseline(group, measure, score_format)
+    for measure in MEASURE_NAMES if not group.one_seed else ():
+        found += _against_reference(group, measure, score_format)
     found += [*_speed(group), *_mechanisms(group)]
     return [sentence for sentence in found if sentence]
 
@@ -146,14 +147,16 @@ def verdict(comparison: Comparison) -> str:
     return "not significant"
 
 
-def _wins(summary: Summary) -> str:
+def best_in_groups(summary: Summary) -> str:
+    """Say which method ends highest in which groups."""
     wins: dict[str, list[str]] = {}
     for group in summary.groups:
         for method in group.methods:
-            if method.standing["final"] == "best":
+            if method is best(group.methods, "final"):
                 wins.setdefault(method.label, []).append(group.name)
     parts = [f"{shortened(label)} in {listed(names)}" for label, names in wins.items()]
-    return f"Best final {summary.groups[0].score} by its mean: {'; '.join(parts)}." if parts else ""
+    chance = ", but with one seed any difference may be chance" if all(group.one_seed for group in summary.groups) else ""
+    return f"Best final {summary.groups[0].score} by its mean: {'; '.join(parts)}{chance}." if parts else ""
 
 
 def _ranked(summary: Summary) -> list[str]:
@@ -182,21 +185,23 @@ def _where(comparison: Comparison, summary: Summary) -> str:
 
 def _leader(group: Group, score_format: ScoreFormat) -> str:
     alone = group.methods[0] if len(group.methods) == 1 else None
-    leader = next((method for method in group.methods if method.standing["final"] == "best"), alone)
+    leader = best(group.methods, "final")
     if leader is None or leader.final is None:
         return f"No run of this group ended with a finite {group.score}."
     teacher = f"The teacher has {score_format.value(group.teacher)}. " if group.teacher is not None else ""
     alike = [method.label for method in group.methods if method.standing["final"] == "like the best"]
     unknown = alone is None and any(method.standing["final"] == "unknown" for method in group.methods)
     rest = f"; not distinguishable from it: {listed(alike)}" if alike else ""
-    if unknown and not alike:
+    if group.one_seed and alone is None:
+        rest = "; with one seed any difference may be chance"
+    elif unknown and not alike:
         rest = f"; whether the others are lower cannot be tested: that takes {FEWEST} common seeds with different values"
     reached = f"{score_format.estimate(leader.final)}, by {shortened(leader.label)}{rest}"
     which = "mean" if alone else "best mean"
     return f"{teacher}The {which} {group.score} of the students alone at the end is {reached}."
 
 
-def _against_baseline(group: Group, measure: Measure, score_format: ScoreFormat) -> list[str]:
+def _against_reference(group: Group, measure: Measure, score_format: ScoreFormat) -> list[str]:
     found = [comparison for comparison in group.comparisons if comparison.measure == measure]
     if not found:
         return []
@@ -224,7 +229,7 @@ def _named(group: Group, name: str, measure: Measure, score_format: ScoreFormat)
 def _described(comparison: Comparison, score_format: ScoreFormat) -> str:
     """Name a method and its difference, for DCR with its interval; the table has those of the others."""
     difference = comparison.difference
-    if "dcr" in comparison.method.lower() and difference.half is not None:
+    if is_dcr(comparison.method) and difference.half is not None:
         low, high = (score_format.change(difference.mean + side * difference.half, unit=False) for side in (-1, 1))
         adjusted = "" if comparison.holm is None else f", adjusted {p_value(comparison.holm)}"
         numbers = f"{score_format.change(difference.mean)}, {low} to {high}, p {_is(difference.p or 0.0)}{adjusted}"
@@ -254,10 +259,10 @@ def _speed(group: Group) -> list[str]:
         text += f" ({duration(_median(seconds))}, {flops(_median(work))}; medians)"
         if by_seconds[0] is not by_epochs[0]:
             text += f"; in time first by {shortened(by_seconds[0].label)}, after {duration(_median(by_seconds[1].seconds))}"
-        others = [(m, h) for m, h in reached if ("dcr" in m.method.lower()) != ("dcr" in by_epochs[0].method.lower())]
+        others = [(m, h) for m, h in reached if is_dcr(m.method) != is_dcr(by_epochs[0].method)]
         if others:
             second = min(others, key=lambda pair: _median(pair[1].epochs))
-            kind = "baseline" if "dcr" in by_epochs[0].method.lower() else "DCR variant"
+            kind = "other method" if is_dcr(by_epochs[0].method) else "DCR variant"
             text += f"; the first {kind} is {shortened(second[0].label)}, after {significant(_median(second[1].epochs))} epochs"
         missing = [
             f"{shortened(method.label)} ({held.held} of {held.seeds})"

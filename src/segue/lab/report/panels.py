@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from segue.lab.report.curves import Curve, Line
 from segue.lab.report.summary import Group, Method, Summary
-from segue.reporting.formatting import shortened
+from segue.reporting.formatting import shortened, work_unit
 from segue.reporting.palette import LineStyle
 
 
@@ -114,22 +114,20 @@ def _differ_by_site(group: Group) -> bool:
 def _accuracy(make: GroupPanels, summary: Summary) -> list[Panel]:
     times, percent = (100.0, " (%)") if summary.score_format.percent else (1.0, "")
     group = make.group
-    unit, name = _time_unit(max((method.line.seconds[-1] for method in group.methods if method.line.seconds), default=0.0))
-    axes: list[tuple[str, Callable[[Line], list[float]]]] = [
-        ("epoch", lambda line: line.epoch),
-        (f"training time ({name})", lambda line: [value / unit for value in line.seconds]),
-    ]
-    return [
-        Panel(
-            "students alone",
-            label,
+    most = max((method.line.flops[-1] for method in group.methods if method.line.flops), default=0.0)
+    unit, name = work_unit(most)
+
+    def of(side: str, title: str) -> Panel:
+        return Panel(
+            title,
+            f"work ({name})",
             f"{group.score}{percent}",
-            make.drawn(x, lambda method: method.line.overall["students"], times),
+            make.drawn(lambda line: [value / unit for value in line.flops], lambda method: method.line.overall[side], times),
             None if group.teacher_eval is None else times * group.teacher_eval,
             bottom=0.0 if summary.score_format.percent else None,
         )
-        for label, x in axes
-    ]
+
+    return [of("students", "students alone"), of("blend", "blend, teachers included")]
 
 
 def _table_one(make: GroupPanels) -> dict[str, list[Panel]]:
@@ -171,7 +169,3 @@ def _cut(line: Drawn, until: float) -> Drawn:
 
 def _scaled(values: Sequence[float | None], times: float) -> list[float | None]:
     return [None if value is None else times * value for value in values]
-
-
-def _time_unit(longest: float) -> tuple[float, str]:
-    return (3600.0, "h") if longest > 2 * 3600 else (60.0, "min") if longest > 120 else (1.0, "s")

@@ -11,7 +11,7 @@ from segue.lab.report import choices, findings, table_one
 from segue.lab.report.comparisons import MEASURES, Comparison, Measure, Standing, check_reference, compare, rank, standings
 from segue.lab.report.curves import Curve, Line, early_mean, finite, gather, last, mean, overall_values, profile
 from segue.lab.report.table_one import TableOne
-from segue.reporting.formatting import ScoreFormat, counted, listed
+from segue.reporting.formatting import FALLING, ScoreFormat, counted, listed
 from segue.reporting.palette import in_order
 from segue.reporting.records import Result
 from segue.reporting.statistics import Estimate, Ranks, TimeTo, estimate, time_to
@@ -79,6 +79,11 @@ class Group:
     findings: list[str]
 
     @property
+    def one_seed(self) -> bool:
+        """Whether no method has two seeds: nothing can be said about differences."""
+        return all(len(method.seeds) < 2 for method in self.methods)
+
+    @property
     def shown_sites(self) -> list[int]:
         """Select the first, a middle and the last site, as the paper does with blocks 0, 7 and 11 of 12."""
         end = len(self.sites) - 1
@@ -108,7 +113,7 @@ class Summary:
     score_format: ScoreFormat
     groups: list[Group]
     comparisons: int  # with a p-value, of one measure, over all groups, also those with a reference that was not chosen
-    reference: str | None  # the method named beforehand; None: the best baseline of each group
+    reference: str | None  # the method named beforehand; None: the best other method of each group
     ranks: Ranks | None  # of the methods that every group has
     notes: list[str]
 
@@ -120,7 +125,7 @@ class Summary:
 
 
 def summarize(results: list[Result], *, reference: str | None = None) -> Summary:
-    """Summarize saved runs: methods are compared within a group, over seeds, with a reference or with the best baseline.
+    """Summarize saved runs: methods are compared within a group, over seeds, with a reference or the best other method.
 
     Without `reference`, it is the one that the runs themselves name.
 
@@ -280,7 +285,7 @@ def _held(runs: list[Result], fraction: float, limits: dict[str, float | None]) 
 
     return Held(
         fraction=fraction,
-        defined=all(teacher is not None and teacher > 0 for teacher in teachers),
+        defined=all(teacher is not None and teacher > 0 for teacher in teachers) and runs[0].train_info.score not in FALLING,
         held=sum(reached),
         seeds=len(runs),
         epochs=until("epoch"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from segue.diagnostics.costs import BLEND, Cost
-from segue.lab.report.curves import Curve, finite, handover_points, mean, over_sites, profile
+from segue.lab.report.curves import Curve, finite, handover_points, matched_by, mean, over_sites, profile
 from segue.reporting.formatting import NOTHING, ScoreFormat, counted, seeds_behind, shortened, significant
 from segue.reporting.records import Point, Result
 from segue.reporting.statistics import Estimate, estimate
@@ -133,10 +133,8 @@ def to_prediction(run: Result) -> float | None:
 
 def matching(config: Mapping[str, Any]) -> str | None:
     """Say which features the plan of a run matches; None if its configuration has no plan."""
-    plan = config.get("plan")
-    if not isinstance(plan, Mapping):
-        return None
-    return " and ".join(text for part, text in MATCHING.items() if plan.get(part) is not None) or NO_MATCHING
+    found = matched_by(config)
+    return None if found is None else " and ".join(MATCHING[part] for part in found) or NO_MATCHING
 
 
 def rebuilt(data: Mapping[str, Any]) -> Cost | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from segue.lab.report import choices, findings, table_one
+from segue.lab.report.answer import answer
 from segue.reporting.formatting import (
     NOTHING,
     ScoreFormat,
@@ -23,7 +24,7 @@ from segue.reporting.formatting import (
 from segue.reporting.statistics import FEWEST, Estimate, TimeTo
 
 if TYPE_CHECKING:
-    from segue.lab.report.comparisons import Comparison
+    from segue.lab.report.comparisons import Comparison, Measure
     from segue.lab.report.summary import Group, Held, Method, Summary
     from segue.lab.report.table_one import TableOne
 
@@ -113,6 +114,13 @@ def compared(comparison: Comparison, score_format: ScoreFormat) -> list[Cell]:
     ]
 
 
+def compared_rows(group: Group, measure: Measure, score_format: ScoreFormat) -> list[list[Cell]]:
+    """Return the comparisons of one measure; none with one seed, when they say nothing."""
+    found = [] if group.one_seed else group.comparisons
+    return [compared(comparison, score_format) for comparison in found if comparison.measure == measure]
+
+
+ROUNDING = 1e-9  # of a mean: less is no spread
 COMPARED = ["Method", "Reference", "Difference (95 % interval)", "Pairs", "p", "p, exact", "p, Holm", "Verdict"]
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # what a spreadsheet takes for the begin of one; the last four are wide
 MARKS = {"best": "best", "like the best": "≈ best", "worse": "", "unknown": ""}
@@ -120,7 +128,7 @@ MARKS = {"best": "best", "like the best": "≈ best", "worse": "", "unknown": ""
 
 def markdown(summary: Summary) -> str:
     """Write every group's tables as Markdown."""
-    parts = ["# Results", "", *bullets(findings.overview(summary)), *bullets(summary.notes)]
+    parts = ["# Results", "", *bullets(answer(summary)), *bullets(findings.overview(summary)), *bullets(summary.notes)]
     if len(summary.groups) > 1:
         parts += ["", "## Where each method wins and loses", "", *_wins(summary)]
     for group in summary.groups:
@@ -131,8 +139,7 @@ def markdown(summary: Summary) -> str:
             [[method.label, *(column.cell(method).text for column in shown)] for method in group.methods],
         )
         for measure in findings.MEASURE_NAMES:
-            rows = [compared(c, summary.score_format) for c in group.comparisons if c.measure == measure]
-            if rows:
+            if rows := compared_rows(group, measure, summary.score_format):
                 name = findings.measure_name(measure, group.score)
                 parts += ["", f"Paired differences, {name}:", ""]
                 parts += as_table(COMPARED, [[cell.text for cell in row] for row in rows])
@@ -227,7 +234,8 @@ def _plain(found: Estimate | None, write: Callable[[float | None], str]) -> Cell
 def _with_interval(found: Estimate | None, write: Callable[[float], str]) -> Cell:
     if found is None:
         return Cell(NOTHING)
-    interval = f" ± {write(found.half)}" if found.half and write(found.half) != write(0.0) else ""
+    spread = found.half is not None and found.half > ROUNDING * abs(found.mean) and write(found.half) != write(0.0)
+    interval = f" ± {write(found.half)}" if spread and found.half is not None else ""
     return Cell(write(found.mean) + interval + seeds_behind(found), found.mean)
 
 
@@ -279,8 +287,9 @@ def reading(summary: Summary) -> str:
     """Say how the comparisons of methods are made."""
     family = counted(summary.comparisons, "comparison")
     reference = (
-        "The reference is the baseline with the best mean of the group. The same scores choose it and test it, so p-values are "
-        f"adjusted by Holm's method for the {family} of a measure with any baseline, over all groups."
+        "The reference is the best other method of the group: of those that are not DCR, the one with the best mean. The same "
+        f"scores choose it and test it, so p-values are adjusted by Holm's method for the {family} of a measure with any of "
+        "them, over all groups."
         if summary.reference is None
         else f"The reference is named beforehand; p-values are adjusted by Holm's method over the {family} of a measure."
     )
