@@ -62,8 +62,8 @@ def accuracy_figure(place: Place) -> Any:
             _draw(axes, [value / scale for value in getattr(line, axis)], line.overall["students"], name)
         axes.axhline(place.teacher, color="#222222", linewidth=0.8, linestyle=(0, (4, 2)))
         axes.set_xlabel(label)
-    place_of_name = {"xycoords": ("axes fraction", "data"), "xytext": (0, -2), "textcoords": "offset points"}
-    panels[0].annotate("teacher", (1.0, place.teacher), ha="right", va="top", **place_of_name)
+    place_of_name = {"xycoords": ("axes fraction", "data"), "xytext": (0, 2), "textcoords": "offset points"}
+    panels[0].annotate("teacher", (1.0, place.teacher), ha="right", va="bottom", **place_of_name)
     panels[0].set_ylabel(f"{runs[0].train_info.score}, students alone")
     return drawn
 
