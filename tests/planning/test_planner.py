@@ -82,6 +82,7 @@ def test_it_is_drawn_and_written_as_tables(found, tmp_path):
         "Replaced: ",
         "does not fit 3 sites (blocks.0.mlp first)",
         "held-out ones R2 is",
+        "Damage is measured on 8 predictions",
         "strongest pairs",
     ):
         assert part in text
