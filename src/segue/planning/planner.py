@@ -218,8 +218,8 @@ class _Work:
         if self.predicted >= FEW_PREDICTIONS:
             return []
         return [
-            f"Damage is measured on {counted(self.predicted, 'prediction')}: more than the interval says depends on which. Give larger "
-            f"batches, or more to measure on, for at least {FEW_PREDICTIONS}."
+            f"Damage is measured on {counted(self.predicted, 'prediction')}: more than the interval says depends on which. "
+            f"Give larger batches, or more to measure on, for at least {FEW_PREDICTIONS}."
         ]
 
     def spent(self, fitted: Sequence[Any], shape: Any, measured: Sequence[Signal], fit_steps: int) -> dict[str, float]:
