@@ -16,6 +16,7 @@ from experiments.planner.planners import RANDOM, Subset, random_scores
 
 OURS = "segue plan"
 Z = 1.645  # nine cases of ten
+NAMES = {"kl": "KL", "loss": "loss"}
 
 Truth = dict[Subset, float]
 
@@ -164,10 +165,11 @@ def about(folder: Path, study: str, measure: str = "kl") -> str:
         for size in range(1, count + 1)
         if (v := [known[s] for s in known if len(s) == size])
     )
+    deviation = "" if spread is None else ", with the deviation between seeds"
     seconds = mean(line["seconds"] for line in lines if line["subset"])
     said = (
         f"{len(seeds)} complete seed{'s' * (len(seeds) != 1)} of {len(known)} subsets, {lines[0]['steps']} steps each "
-        f"({seconds:.0f} s on a shared core). {measure} after training by size, with the deviation between seeds: {ends}."
+        f"({seconds:.0f} s on a shared core). {NAMES[measure]} after training by size{deviation}: {ends}."
     )
     if spread is not None:
         overall, within = correlation(seeds[0], seeds[1])
@@ -189,15 +191,18 @@ def draw(folder: Path, study: str, path: Path, measure: str = "kl") -> Path:
         here = [subset for subset in known if len(subset) == size]
         x, y = [predicted[s] for s in here], [known[s] for s in here]
         left.plot(x, y, "o", markersize=3.5, alpha=0.8, label=str(size))
-    left.set(xlabel="KL that segue plan predicts, before training", ylabel=f"{measure} after training")
+    left.set(xlabel="KL that segue plan predicts, before training", ylabel=f"{NAMES[measure]} after training")
     left.legend(frameon=False, fontsize=7, title="replaced sites", title_fontsize=7)
     names = [row["planner"] for row in rows]
     colours = ["#c2571a" if name == OURS else "#1f6f8b" for name in names]
     errors = None if rows[0]["uncertain"] is None else [row["uncertain"] for row in rows]
-    right.barh(names, [row["mean regret"] for row in rows], xerr=errors, color=colours, error_kw={"linewidth": 0.8})
+    bars = right.barh(names, [row["mean regret"] for row in rows], xerr=errors, color=colours, error_kw={"linewidth": 0.8})
+    right.bar_label(bars, fmt="%.4f", padding=3, fontsize=7)
     right.invert_yaxis()
     right.tick_params(axis="y", labelsize=8)
-    right.set(xlabel=f"mean regret ({measure}); bars: noise of the difference to the best", xlim=(0, None))
+    for label in right.get_yticklabels():
+        label.set_fontweight("bold" if label.get_text() == OURS else "normal")
+    right.set(xlabel=f"mean regret ({NAMES[measure]} after training)", xlim=(0, 1.15 * max(row["mean regret"] for row in rows)))
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -140,7 +140,7 @@ def minilm(
 ) -> Study:
     """A classifier of sentences: linear attention in each of its layers; the classifier is trained once, in `work`.
 
-    A batch has sentences of about one length, so that hardly anything of it is padding.
+    A batch to train on has sentences of about one length, so that hardly anything of it is padding; one to plan on has any.
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -167,8 +167,10 @@ def minilm(
     evaluated = [made("test", chosen) for chosen in by_length["test"][::6].split(32)]  # of all lengths
     name = next(name for name, _ in original.named_modules() if name.endswith("layer.0.attention.self"))
     sites, student = name.replace("layer.0", "layer.*"), segue.students.LinearAttention()
+    planning = Batches(len(answers["train"]), 16, lambda chosen, _: made("train", chosen), seed=0)
     costs = {"budget": Frontier(saves="flops"), "cost_batch": {"input_ids": torch.arange(512)[None]}}
-    return Study("minilm", original, sites, student, batches(rows), batches(32), evaluated, steps, 5e-4, **costs)
+    costs["convert_batch"] = made("train", torch.arange(Conversion.batch))
+    return Study("minilm", original, sites, student, batches(rows), planning, evaluated, steps, 5e-4, **costs)
 
 
 def _digits(name: str, sites: str, student: StudentFactory, work: Path, steps: int, **settings: Any) -> Study:
@@ -253,9 +255,16 @@ def trained(study: Study, chosen: tuple[str, ...], seed: int) -> nn.Module:
 
 
 def training_flops(study: Study, chosen: tuple[str, ...]) -> float:
-    """Count the operations of one training of a subset."""
-    batch = next(iter(study.train))
-    return cost(study.model, plan_of(study, chosen, 0), batch, total_steps=study.steps, loss_fn=loss).flops
+    """Count the operations of one training of a subset, on its first batch; others take as many for each input."""
+    study.train.set_epoch(0)
+    batches = [batch for batch, _ in zip(_endless(study.train), range(study.steps), strict=False)]
+    mean = sum(map(_inputs, batches)) / len(batches)
+    first = cost(study.model, plan_of(study, chosen, 0), batches[0], total_steps=study.steps, loss_fn=loss).flops
+    return first * mean / _inputs(batches[0])
+
+
+def _inputs(batch: Batch) -> int:
+    return next(iter(batch.values())).numel()
 
 
 def convert_flops(study: Study) -> float:

@@ -82,6 +82,7 @@ def test_it_is_drawn_and_written_as_tables(found, tmp_path):
         "Replaced: ",
         "does not fit 3 sites (blocks.0.mlp first)",
         "held-out ones R2 is",
+        "Damage is measured on 8 predictions",
         "strongest pairs",
     ):
         assert part in text
@@ -156,6 +157,7 @@ def test_a_causal_model_counts_its_cache_and_its_decoding():
         segue.plan_replacement(model, batches, LinearAttention(), Saving(cache_bytes=0.4), recall=1.0, **settings)
     found = segue.plan_replacement(model, batches, LinearAttention(), Saving(cache_bytes=0.4), **settings)
     assert found.choice.saved["cache_bytes"] >= 0.4
+    assert "| KL added | cache |" in str(found)  # not what it does not save
     assert found.costs.total["cache_bytes"] == 2 * 2 * 2 * 60 * 2 * 8 * 4  # layers, keys and values, rows, tokens, heads, width
     assert found.costs.total["decode"] > 0
 

@@ -42,10 +42,13 @@ from segue.planning.solving import (
     require_possible,
     solve,
 )
+from segue.reporting.formatting import counted
 from segue.sites import Selector, select
 from segue.students import StudentFactory
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
+
+FEW_PREDICTIONS = 256  # of a classifier two batches are fewer
 
 
 @checked
@@ -108,6 +111,7 @@ def plan_replacement(
         work.done += fit_steps
         matrix, notes = work.curvature(measured, seed)
         prediction, differing = work.predictions(measured, matrix, subsets, seed)
+        notes += work.few_predictions()
         spent = {**work.spent(fitted, shape, measured, fit_steps), "seconds": time.monotonic() - begun}
         refused = tried.refused
     problem, other = Problem(prediction, costs), Problem(differing, costs)
@@ -138,6 +142,7 @@ class _Work:
         self.candidates, self.journal, self.shown = candidates, journal, shown
         self.done = 0
         self.drawn: list[tuple[Option, ...]] = []
+        self.predicted = 0  # predictions that damage is measured on
 
     def _moved(self, text: str) -> None:
         self.done += 1
@@ -203,9 +208,19 @@ class _Work:
             for i in range(len(signal.batches)):
                 sums += torch.tensor(self._divergences(f"subsets/{signal.name}/{i}", signal, i, drawn), dtype=torch.float64)
                 self._moved("subsets")
+            self.predicted += int(sums[0, 2])
             kl = [a + signal.weight * float(b) for a, b in zip(kl, sums[:, 0] / sums[:, 2], strict=True)]
             differing = [a + signal.weight / whole * float(b) for a, b in zip(differing, sums[:, 1] / sums[:, 2], strict=True)]
         return corrected(options, matrix, drawn, kl), corrected(options, matrix, drawn, differing)
+
+    def few_predictions(self) -> list[str]:
+        """Say where damage is measured on so few predictions that interactions are hardly more than their noise."""
+        if self.predicted >= FEW_PREDICTIONS:
+            return []
+        return [
+            f"Damage is measured on {counted(self.predicted, 'prediction')}: more than the interval says depends on which. "
+            f"Give larger batches, or more to measure on, for at least {FEW_PREDICTIONS}."
+        ]
 
     def spent(self, fitted: Sequence[Any], shape: Any, measured: Sequence[Signal], fit_steps: int) -> dict[str, float]:
         """Count what the planning takes: inputs that pass the model, and operations.

@@ -65,7 +65,8 @@ def _refusals(found: Planned) -> list[str]:
 
 def _sites(found: Planned) -> Table:
     turn = {option[0]: i for i, option in enumerate(found.order, start=1)}
-    headings = ["site", "operator", "turn", "ramp", "KL alone", "KL added", "FLOPs"]
+    metric = max(found.choice.saved, key=found.choice.saved.__getitem__)  # what the plan saves most of
+    headings = ["site", "operator", "turn", "ramp", "KL alone", "KL added", NAMES[metric]]
     rows = []
     for site, name in found.operators().items():
         if name == KEEP:
@@ -73,7 +74,7 @@ def _sites(found: Planned) -> Table:
             continue
         option = site, name
         damages = (found.prediction.of([option]), _added(found, option))
-        saved = f"{found.costs.saved(option, 'flops'):.1%}"
+        saved = f"{found.costs.saved(option, metric):.1%}"
         ramp = _ramp(found.plan.schedule, site)
         rows.append([site, name, str(turn[site]), ramp, *map(_short, damages), saved])
     return (
