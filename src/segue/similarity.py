@@ -114,7 +114,7 @@ def in_pieces(compare: Callable[..., Tensor], student: Tensor, *teacher: Tensor)
 
 
 def _by_pieces(compare: Callable[..., Tensor], size: int, rows: Iterable[Tensor]) -> Tensor:
-    return torch.cat([compare(*piece) for piece in zip(*(x.split(size) for x in rows), strict=True)])
+    return torch.cat([compare(*piece) for piece in zip(*(torch.split(x, size) for x in rows), strict=True)])
 
 
 class _InPieces(torch.autograd.Function):
@@ -127,13 +127,13 @@ class _InPieces(torch.autograd.Function):
         return _by_pieces(compare, size, rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         student, *teacher = ctx.saved_tensors
         if torch.is_grad_enabled():  # for a second derivative
             (found,) = torch.autograd.grad(ctx.compare(student, *teacher), student, gradient, create_graph=True)
         else:
             found = torch.empty_like(student)
-            parts = [x.split(ctx.size) for x in (found, gradient, student, *teacher)]
+            parts = [torch.split(x, ctx.size) for x in (found, gradient, student, *teacher)]
             for place, of, ours, *theirs in zip(*parts, strict=True):
                 with torch.enable_grad():
                     leaf = ours.detach().requires_grad_()
