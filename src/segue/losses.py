@@ -34,6 +34,11 @@ __all__ = [
     "weight_at",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # (teacher, student, padding mask) -> scalar, a mean over samples; four dimensions arrive as (batch, channels, height, width)
 PairLoss: TypeAlias = Annotated[
     Callable[[Tensor, Tensor, Tensor | None], Tensor],

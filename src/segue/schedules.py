@@ -33,6 +33,11 @@ __all__ = [
     "mean_of",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # (progress, where) -> alpha, the teacher's share
 Schedule: TypeAlias = Annotated[
     Callable[[float, Site], float],

@@ -17,6 +17,23 @@ from torch import Tensor, nn
 
 from segue.errors import PlanError
 
+__all__ = [
+    "Similarity",
+    "cosine",
+    "feature_axis",
+    "gram_error",
+    "linear_cka",
+    "measure",
+    "move_features",
+    "relative_error",
+    "squared_error",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 FLOOR = 1e-6  # root mean square of a teacher's output: beside a stream of size 1, what is smaller is rounding in float32
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

@@ -15,6 +15,11 @@ from segue.errors import SiteError, nearest
 
 __all__ = ["Pattern", "Selector", "Site", "Span", "is_seam", "name_matches", "select"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 MOST_ALTERNATIVES = 10_000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ from segue.errors import CheckpointError, PlanError, SegueWarning
 from segue.plan import Plan
 from segue.settings import unsaved
 from segue.sites import select
+
+LOGGER = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
@@ -289,6 +292,7 @@ def _restoring(
         randomness.restore_this_rank(random)
         packing.copy_(targets, stored, undo)
         yield undo
+    LOGGER.info("%s: restored %d tensors, %s", saved.folder, len(stored), ", ".join([*given, "the random states"]))
 
 
 def rebuild_(model: nn.Module, record: dict[str, Any], stored: dict[str, Tensor], given: dict[str, Any]) -> nn.Module:
@@ -307,6 +311,7 @@ def rebuild_(model: nn.Module, record: dict[str, Any], stored: dict[str, Tensor]
         packing.require_same_shapes(targets, stored)
         packing.copy_(targets, stored, undo)
         model.segue = record  # type: ignore[assignment]
+    LOGGER.info("%s: rebuilt with %d tensors of a finalized model", type(model).__name__, len(stored))
     return model
 
 

@@ -1,1 +1,20 @@
 """Conversion: a pretrained model in, a folder with the converted one out; what `segue convert` and `segue eval` do."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from segue.convert.pretrained import from_pretrained
+
+__all__ = ["from_pretrained"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from segue.convert import pretrained  # late: the command reads its options without torch
+
+        return getattr(pretrained, name)
+    raise AttributeError(f"module 'segue.convert' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from segue.border import NotNegative, PositiveInt, Unit, checked
-from segue.core import surgery, views
+from segue.core import events, surgery, views
 from segue.core.auxiliary import AuxiliaryLosses, frozen_original
 from segue.core.backbone import Backbone
 from segue.core.blending import blendable, padding_mask
@@ -31,7 +31,7 @@ from segue.core.shortening import unrebuilt, warn_of
 from segue.core.step_rates import StepRates
 from segue.core.step_state import StepState, checked_total, closed_in_graphs, progress_at, step_state
 from segue.core.student_steps import begin_step
-from segue.core.trained import trained_parameters
+from segue.core.trained import summary, trained_parameters
 from segue.core.transaction import all_or_nothing
 from segue.core.verify import OptimizerWatch, Verification, verify
 from segue.errors import HandoverError
@@ -111,6 +111,7 @@ class Handover(Copied):
         self._install()
         self._follow(state)
         self._begin_step()
+        events.begun(self)
         self._optimizers.listen()  # last: nothing after it can fail
 
     def _install(self) -> None:
@@ -176,7 +177,7 @@ class Handover(Copied):
     @property
     def alphas(self) -> dict[str, float]:
         """The teacher's share at each site."""
-        return {name: site.alpha for name, site in self._state.sites.items()}
+        return {name: site.alpha for name, site in self.state.sites.items()}
 
     def step(self) -> None:
         """Move on by one optimizer step: new alphas, new weights."""
@@ -184,7 +185,10 @@ class Handover(Copied):
         self._require_length("step()")
         self._optimizers.refuse_foreign()
         self.auxiliary.refuse_unused()
+        events.warn_past_the_end(self)
+        before, phase = self.state, self.phase
         self._go_to(self.steps_done + 1)
+        events.arrived(self, before, phase)
 
     @checked
     def raise_alpha(self, alphas: Mapping[str, Unit], *, over: PositiveInt) -> None:
@@ -242,13 +246,13 @@ class Handover(Copied):
         self.steps_done = step
         self._begin_step()
         self.auxiliary.measured = self.closed_loop.due(step, self._total_steps)
-        if not all(site.hold for site in self._state.sites.values()):
+        if not all(site.hold for site in self.state.sites.values()):
             self.local.errors.clear()  # students that act on each other come away from their teachers
         self._optimizers.forget(step)
         for seam in self.seams.values():
             seam.configure(compared=seam.state.compared or True in seam.reached)
         if self.plan.release:
-            release_teachers(self, self._state)
+            release_teachers(self, self.state)
 
     def _follow(self, state: StepState) -> None:
         """Write the state of a step into the seams."""
@@ -267,7 +271,7 @@ class Handover(Copied):
         for name, seam in self.seams.items():
             seam.configure(closed_in_graph=name in in_graphs)
         self.auxiliary.follow(state, together=self.is_compiled)
-        self._state = state
+        self.state = state
 
     @checked
     def weighted(self, task_loss: Tensor) -> Tensor:
@@ -326,6 +330,15 @@ class Handover(Copied):
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield what trains: the students, with train="all" also the backbone where it was not frozen; never a teacher."""
         return (parameter for _, parameter in self.named_parameters())
+
+    def print_trainable_parameters(self) -> None:
+        """Print how many parameters train, of which kinds, and how many the teachers hold beside them.
+
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        >>> replace_(model, Plan(sites="0")).print_trainable_parameters()
+        trainable: 20 of 30 parameters (66.7%; new 20); teachers beside them: 20
+        """
+        print(summary(self))
 
     def units(self) -> list[nn.Module]:
         """Return every teacher (of a span, its layers) and student; with FSDP2, shard each as its own unit, then the model."""
@@ -450,6 +463,7 @@ class Handover(Copied):
     def end(self, how: str) -> None:
         """Take the handover's hooks out of the model, and give the backbone back what it was."""
         self._ended = how
+        events.ended(self, how)
         for handle in self._handles:
             handle.remove()
         self.backbone.restore()

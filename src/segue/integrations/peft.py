@@ -18,6 +18,14 @@ from segue.errors import CheckpointError, HandoverError, MissingExtraError, Segu
 from segue.integrations.driver import Driver
 from segue.sites import Selector, select
 
+
+__all__ = ["add_lora_", "base_of", "is_peft", "merge_lora_", "save_students_with_adapters"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 FILE = "segue_students.safetensors"
 
 
