@@ -18,7 +18,7 @@ from segue.border import Fraction, NotNegative, PositiveFloat, PositiveInt, chec
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation, OnTeacherStream
 from segue.phases import Phase, Rates
-from segue.plan import Plan, PlanSettings
+from segue.plan import Plan, PlanKeywords
 from segue.schedules import Constant, aggr20
 from segue.sites import Selector
 
@@ -71,7 +71,7 @@ def names() -> list[str]:
 
 
 @method(label="Student only")
-def student_only(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
+def student_only(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
     """Students from the first step, task loss alone: the baseline.
 
     >>> student_only("blocks.*.attn").schedule
@@ -85,7 +85,7 @@ def student_only(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
 
 
 @method(label="KL distillation")
-def distillation(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
+def distillation(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
     """Students from the first step, KL to the original model's logits at temperature 4.
 
     >>> distillation("blocks.*.attn").distill.temperature
@@ -99,7 +99,7 @@ def distillation(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
 
 
 @method(label="Theseus")
-def theseus(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
+def theseus(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
     """A coin per site and step; its replacing rate goes 0.1, 0.7, 1.0 (BERT-of-Theseus on the paper's schedule).
 
     >>> theseus("blocks.*.attn").gate
@@ -113,7 +113,7 @@ def theseus(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
 
 
 @method(label="Theseus-Gumbel")
-def theseus_gumbel(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
+def theseus_gumbel(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
     """A soft coin per site and step, temperature 1 (the paper's Theseus-Gumbel, GUM).
 
     >>> theseus_gumbel("blocks.*.attn").gate
@@ -127,7 +127,7 @@ def theseus_gumbel(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
 
 
 @method(label="Gumbel + DFG")
-def gumbel_dfg(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
+def gumbel_dfg(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
     """Theseus-Gumbel with feature guidance (GUM+DFG); the teacher is computed whatever the gate draws.
 
     >>> gumbel_dfg("blocks.*.attn").guidance == FeatureGuidance()
@@ -137,12 +137,12 @@ def gumbel_dfg(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
         sites: Where, as in `segue.Plan`.
         settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
     """
-    ours: PlanSettings = {"guidance": FeatureGuidance()}
+    ours: PlanKeywords = {"guidance": FeatureGuidance()}
     return theseus_gumbel(sites, **{**ours, **settings})
 
 
 @method(label="DCR")
-def dcr(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
+def dcr(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
     """A deterministic blend, annealed over the first fifth of training (Algorithm 1).
 
     >>> dcr("blocks.*.attn", train="all").train
@@ -156,7 +156,7 @@ def dcr(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
 
 
 @method(label="DCR + DFG")
-def dcr_dfg(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
+def dcr_dfg(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
     """DCR with deep feature guidance on the same schedule (equations 3 and 4).
 
     >>> dcr_dfg("blocks.*.attn").guidance == FeatureGuidance()
@@ -170,7 +170,7 @@ def dcr_dfg(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
 
 
 @method(label="FitNets")
-def fitnets(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
+def fitnets(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
     """Students from the first step, features matched to the teacher's own stream in a full teacher pass.
 
     >>> fitnets("blocks.*.attn").guidance == OnTeacherStream()
@@ -184,7 +184,7 @@ def fitnets(sites: Selector, **settings: Unpack[PlanSettings]) -> Plan:
 
 
 @method(label="LoLCATs corner")
-def lolcats(sites: Selector, *, hold: Fraction = 0.5, **settings: Unpack[PlanSettings]) -> Plan:
+def lolcats(sites: Selector, *, hold: Fraction = 0.5, **settings: Unpack[PlanKeywords]) -> Plan:
     """Attention transfer: the teacher's output flows on while students learn it locally, then a jump to the students.
 
     >>> [phase.length for phase in lolcats("blocks.*.attn", hold=0.4).phases]
@@ -203,7 +203,7 @@ def lolcats(sites: Selector, *, hold: Fraction = 0.5, **settings: Unpack[PlanSet
 
 
 @method(label="HALO corner")
-def halo(sites: Selector, *, hold: Fraction = 0.3, **settings: Unpack[PlanSettings]) -> Plan:
+def halo(sites: Selector, *, hold: Fraction = 0.3, **settings: Unpack[PlanKeywords]) -> Plan:
     """Local alignment as in `lolcats`, then students alone with distillation from the original model.
 
     >>> halo("blocks.*.attn", hold=0.4).distill == LogitDistillation()
@@ -214,7 +214,7 @@ def halo(sites: Selector, *, hold: Fraction = 0.3, **settings: Unpack[PlanSettin
         hold: The fraction of the run in which alpha is 1 and students learn from their teachers.
         settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
     """
-    ours: PlanSettings = {"distill": LogitDistillation()}
+    ours: PlanKeywords = {"distill": LogitDistillation()}
     return lolcats(sites, hold=hold, **{**ours, **settings})
 
 
@@ -226,7 +226,7 @@ def local_fit(
     split: PositiveInt = 4,
     reuse: PositiveInt = 4,
     lr: PositiveFloat = 4e-3,
-    **settings: Unpack[PlanSettings],
+    **settings: Unpack[PlanKeywords],
 ) -> Plan:
     """Fit each student to its teacher in many small updates from each forward, then students alone with distillation.
 
@@ -256,7 +256,7 @@ def transfer(
     first: Literal["new", "all"] = "all",
     lr: PositiveFloat | Rates = TRANSFER_RATES,
     task: NotNegative = 0.0,
-    **settings: Unpack[PlanSettings],
+    **settings: Unpack[PlanKeywords],
 ) -> Plan:
     """Fit students on the teacher's stream, nothing after the last site computed; then students alone by KL at temperature 1.
 
@@ -305,5 +305,5 @@ def _kind(part: object) -> str:
     return "none" if part is None else type(part).__name__
 
 
-def _plan(sites: Selector, settings: PlanSettings, **own: Any) -> Plan:
+def _plan(sites: Selector, settings: PlanKeywords, **own: Any) -> Plan:
     return Plan(sites=sites, **{**own, **settings})

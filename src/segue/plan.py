@@ -19,7 +19,7 @@ from segue.sites import Selector
 from segue.students import Reinit, StudentFactory
 from segue.students.adapters import Adapter
 
-__all__ = ["Distillation", "Plan", "PlanSettings"]
+__all__ = ["Distillation", "Plan", "PlanKeywords"]
 
 FORMAT = 1
 ROOMS = {"sites": sites, "gates": gates, "schedules": schedules, "losses": losses, "students": students, "phases": phases}
@@ -109,7 +109,7 @@ class Plan:
         return cls(**SERIALIZER.decode_fields(cls, "Plan", fields, "plan"), **given)
 
 
-class PlanSettings(TypedDict, total=False):
+class PlanKeywords(TypedDict, total=False):
     """The settings of a Plan beside its sites, as keywords of every method: for editors, type checkers and errors."""
 
     student: StudentFactory

@@ -13,7 +13,7 @@ from torch import nn
 from segue.border import Count, Rule, checked
 from segue.errors import SiteError, nearest
 
-__all__ = ["Pattern", "Selector", "Site", "Span", "is_seam", "name_matches", "select"]
+__all__ = ["Pattern", "Selector", "Site", "Span", "select"]
 
 
 def __dir__() -> list[str]:
@@ -86,8 +86,10 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
     >>> [site.name for site in select(model, "{0,2}")]
     ['0', '2']
 
-    A selector is a glob (`*` is one name segment, `**` any number, `{0,2}` alternatives, `{4..11}` a range), a regular
-    expression after `re:`, a module type, a function of name and module, a `Span` of layers, or a sequence of these.
+    Args:
+        model: The model to look in.
+        sites: A glob (`*` is one name segment, `**` any number, `{0,2}` alternatives, `{4..11}` a range), a regular expression
+            after `re:`, a module type, a function of name and module, a `Span` of layers, or a sequence of these.
     """
     named = dict(model.named_modules(remove_duplicate=False))
     named.pop("", None)

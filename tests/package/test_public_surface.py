@@ -8,7 +8,7 @@ import pytest
 
 import segue
 from segue.errors import ArgumentError
-from segue.plan import Plan, PlanSettings
+from segue.plan import Plan, PlanKeywords
 from tests.helpers.processes import run_python
 
 ROOMS = [name for name in segue.__all__ if inspect.ismodule(getattr(segue, name))]
@@ -41,11 +41,11 @@ for name in {MODULES}:
 
 def test_a_method_shows_every_setting_of_a_plan():
     hints = typing.get_type_hints(Plan, include_extras=True)
-    assert typing.get_type_hints(PlanSettings, include_extras=True) == {k: v for k, v in hints.items() if k != "sites"}
+    assert typing.get_type_hints(PlanKeywords, include_extras=True) == {k: v for k, v in hints.items() if k != "sites"}
     for made in segue.methods.ALL.values():
         first, *_, last = inspect.signature(made).parameters.values()
         assert (first.name, first.kind) == ("sites", first.POSITIONAL_OR_KEYWORD)
-        assert typing.get_args(typing.get_type_hints(made)[last.name]) == (PlanSettings,)
+        assert typing.get_args(typing.get_type_hints(made)[last.name]) == (PlanKeywords,)
 
 
 @pytest.mark.parametrize("name", segue.methods.names())
@@ -83,3 +83,32 @@ def test_names_lists_methods_and_students():
     assert {"Reinit", "LinearAttention", "FlaLayer", "Drop"} <= {*students}
     assert not {"LeastSquares", "AttentionSpec", "names"} & {*students}
     assert {*students} <= {*segue.students.__all__}
+
+
+def public_functions() -> dict[str, object]:
+    modules = [import_module(name) for name in MODULES]
+    named = [(f"{module.__name__}.{name}", getattr(module, name)) for module in modules for name in module.__all__]
+    found = {name: made for name, made in named if inspect.isfunction(made)}
+    found |= {"segue.Plan": segue.Plan, "segue.Recipe": segue.Recipe}
+    return found | {f"segue.Handover.{name}": made for name, made in vars(segue.Handover).items() if name in DRIVEN}
+
+
+DRIVEN = [
+    *("raise_alpha", "reschedule", "weighted", "aux_loss", "losses", "parameter_groups", "schedule_rates", "similarity"),
+    *("comparing", "features", "calibrate", "verify", "finalize_"),
+]
+
+
+@pytest.mark.parametrize("made", public_functions().values(), ids=public_functions())
+def test_a_docstring_says_what_each_argument_means(made):
+    """What an editor shows on hover: every argument, once, in the order of the signature, without its type."""
+    parameters = [name for name in inspect.signature(made).parameters if name != "self"]
+    _, _, section = inspect.getdoc(made).partition("Args:\n")
+    described = [line.strip().partition(":")[0] for line in section.splitlines() if line.startswith("    ") and line[4] != " "]
+    assert described == parameters
+
+
+def test_the_main_functions_show_an_example_that_runs():
+    names = ["replace_", "select", "fit", "fit_locally", "cache_teacher", "cost", "save", "load_", "Plan", "Recipe"]
+    made = [getattr(segue, name) for name in names] + [getattr(segue.methods, name) for name in segue.methods.names()]
+    assert [one.__name__ for one in made if "\n>>> " not in inspect.getdoc(one)] == []

@@ -1,11 +1,18 @@
-"""Conversion: a pretrained model in, a folder with the converted one out; what `segue convert` and `segue eval` do."""
+"""Conversion: a pretrained model in, a folder with the converted one out; what `segue convert` and `segue eval` do.
+
+After `import segue.convert` a converted folder also loads with transformers' Auto classes.
+"""
 
 from typing import TYPE_CHECKING, Any
+
+from segue.convert.auto import register
 
 if TYPE_CHECKING:
     from segue.convert.pretrained import from_pretrained
 
 __all__ = ["from_pretrained"]
+
+register()
 
 
 def __getattr__(name: str) -> Any:

@@ -54,9 +54,17 @@ def from_pretrained(
 ) -> Any:
     """Load a converted model: the original's architecture with its students, in evaluation mode.
 
-    The folder comes from `segue convert`, or from a Hugging Face Trainer with Segue's callback. A folder with a file that is
-    missing, changed or added is refused, unless `verify=False`; so is one whose digest, which its card shows, is not `digest`.
-    `dtype` defaults to the record's. `given` supplies parts of the plan that could not be saved, such as your own student.
+    The folder comes from `segue convert`, or from a Hugging Face Trainer with Segue's callback.
+
+        model = segue.from_pretrained("DIR")
+        tokenizer = transformers.AutoTokenizer.from_pretrained("DIR")
+
+    Args:
+        folder: The folder of the converted model.
+        dtype: That of the weights; by default the record's.
+        verify: Refuse a folder with a file that is missing, changed or added.
+        digest: Refuse a folder whose digest, which its card shows, is another one.
+        given: Parts of the plan that could not be saved, such as your own student.
     """
     path = Path(folder)
     record = read_record(path)

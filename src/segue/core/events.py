@@ -22,11 +22,11 @@ def begun(handover: Handover) -> None:
     LOGGER.info("%s: the handover begins at %s", type(handover.model).__name__, named([site.name for site in handover.sites]))
 
 
-def arrived(handover: Handover, before: StepState, earlier: Phase | None) -> None:
+def arrived(handover: Handover, before: StepState, state: StepState, earlier: Phase | None) -> None:
     """Log the sites that students took over, or gave back, in the last step, and the phase that begins."""
     if not LOGGER.isEnabledFor(logging.INFO):
         return
-    was, now = ({name for name, site in state.sites.items() if site.closed} for state in (before, handover.state))
+    was, now = ({name for name, site in state.sites.items() if site.closed} for state in (before, state))
     at = f"step {handover.steps_done} of {handover.total_steps}"
     for text, names in (("students take over at", now - was), ("teachers are back at", was - now)):
         if names:

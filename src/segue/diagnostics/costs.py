@@ -193,8 +193,14 @@ def cost(model: nn.Module, plan: Plan, batch: Any, *, total_steps: PositiveInt =
     1.05
 
     It takes steps on a copy, one of each kind: without values where the model and the loss allow that, which is quick, and
-    real ones otherwise. `batch` is what the model is called with (a tensor, a tuple of arguments, a dict of keyword arguments),
-    or whatever `loss_fn(model, batch)` takes.
+    real ones otherwise.
+
+    Args:
+        model: The model before the replacement.
+        plan: What would be replaced, and how.
+        batch: What the model is called with (a tensor, a tuple or a dict of arguments), or what `loss_fn` takes.
+        total_steps: The length of the run.
+        loss_fn: (model, batch) -> scalar; without it the sum of the output is the loss.
     """
     loss_fn = loss_fn or _any_loss
     if _has_quick_count(model):
