@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 from segue.convert.auto import register
 
 if TYPE_CHECKING:
+    from segue.convert.hub import push_to_hub
     from segue.convert.pretrained import from_pretrained
 
-__all__ = ["from_pretrained"]
+__all__ = ["from_pretrained", "push_to_hub"]
 
 register()
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from segue.convert import pretrained  # late: the command reads its options without torch
+        from segue.convert import hub, pretrained  # late: the command reads its options without torch
 
-        return getattr(pretrained, name)
+        return getattr(hub if name == "push_to_hub" else pretrained, name)
     raise AttributeError(f"module 'segue.convert' has no attribute {name!r}")
 
 

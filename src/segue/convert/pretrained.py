@@ -69,7 +69,7 @@ def from_pretrained(
     path = Path(folder)
     record = read_record(path)
     if verify or digest is not None:
-        _verify(path, record, digest)
+        verified(path, record, digest)
     try:
         with hub_offline():
             model: Any = _built(record, dtype)
@@ -169,7 +169,7 @@ def _damaged(folder: Path, why: str) -> CheckpointError:
     return manifest.refused(folder, f"Its record cannot be read ({why}).")
 
 
-def _verify(folder: Path, record: dict[str, Any], digest: str | None) -> None:
+def verified(folder: Path, record: dict[str, Any], digest: str | None = None) -> None:
     """Refuse files that are missing, changed or added, as far as the folder can tell."""
     if record.get("format") == FORMAT or (folder / manifest.FILE).exists():
         manifest.verify(folder, digest)
