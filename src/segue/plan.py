@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from textwrap import indent
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from segue import gates, losses, phases, schedules, sites, students
 from segue.border import Rule, Seed, checked
+from segue.display import Shown, Table
 from segue.errors import PlanError, nearest
 from segue.gates import Blend, Gate
 from segue.losses import CosineGuidance, FeatureGuidance, LogitDistillation, PairLoss, PredictionDistillation
@@ -22,6 +24,7 @@ from segue.students.adapters import Adapter
 __all__ = ["Distillation", "Plan", "PlanKeywords"]
 
 FORMAT = 1
+ONE_LINE = 100  # letters of a plan that is printed in one line
 ROOMS = {"sites": sites, "gates": gates, "schedules": schedules, "losses": losses, "students": students, "phases": phases}
 SERIALIZER = Serializer(
     kinds={kind: made for room, module in ROOMS.items() for kind, made in public_kinds(module, f"{room}.").items()},
@@ -39,7 +42,7 @@ Distillation: TypeAlias = Annotated[
 
 @checked
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Shown):
     """Say what is replaced, by what, and how the teacher hands over.
 
     >>> import segue
@@ -85,6 +88,21 @@ class Plan:
         if self.phases:
             refuse_unfit(self.phases, guided=self.guidance is not None)
             _refuse_second_schedule(self)
+
+    def __repr__(self) -> str:
+        """Write what differs from the defaults, as it could be written in code."""
+        parts = [f"{name}={value!r}" for name, value in self._changed()]
+        line = f"Plan({', '.join(parts)})"
+        return line if len(line) <= ONE_LINE else "Plan(\n" + indent(",\n".join([*parts, ""]), "    ") + ")"
+
+    def _changed(self) -> list[tuple[str, Any]]:
+        found = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]
+        usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f, _ in found}
+        return [(f.name, value) for f, value in found if f.name == "sites" or value != usual[f.name]]
+
+    def _table(self) -> Table:
+        rows = [(name, repr(value)) for name, value in self._changed()]
+        return Table("Plan", ("setting", "value"), rows, ("Everything else is at its default.",))
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the plan as plain data; a user's own function leaves only its name."""

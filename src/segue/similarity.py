@@ -10,14 +10,16 @@ part of the Hermitian one. A mask of shape (batch, tokens) is true, or 1, where 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from segue.display import Shown, Table, pandas
 from segue.errors import PlanError
 
 __all__ = [
+    "Similarities",
     "Similarity",
     "cosine",
     "feature_axis",
@@ -48,6 +50,23 @@ class Similarity(NamedTuple):
     cka: float
     gram_distance: float
     relative_error: float
+
+
+class Similarities(Shown, dict[str, Similarity]):
+    """What `handover.similarity` measures, by site; a notebook shows it as a table."""
+
+    def to_pandas(self) -> Any:
+        """Return a data frame with a row for each site; needs pandas."""
+        frame = pandas("similarity(...).to_pandas()").DataFrame([*self.values()], columns=Similarity._fields, index=[*self])
+        return frame.rename_axis("site")
+
+    def __repr__(self) -> str:
+        return self._table().text()
+
+    def _table(self) -> Table:
+        headings = ("site", *(name.replace("_", " ") for name in Similarity._fields))
+        rows = [(name, *(f"{value:.4f}" for value in found)) for name, found in self.items()]
+        return Table("similarity of teacher and student", headings, rows)
 
 
 def measure(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Similarity:

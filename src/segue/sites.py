@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 from torch import nn
 
 from segue.border import Count, Rule, checked
+from segue.display import Shown, Table
 from segue.errors import SiteError, nearest
 
 __all__ = ["Pattern", "Selector", "Site", "Span", "select"]
@@ -77,6 +78,18 @@ class Site:
         return Span(layers, every=size, first=self.start, last=self.start + size - 1)
 
 
+class Sites(Shown, list[Site]):
+    """A list of sites that a notebook shows as a table."""
+
+    def __repr__(self) -> str:
+        return self._table().text()
+
+    def _table(self) -> Table:
+        headings = ("site", "also known as", "layers", "depth")
+        rows = [(site.name, ", ".join(site.aliases), str(len(site.members) or 1), str(site.depth)) for site in self]
+        return Table(f"{len(self)} site{'s' * (len(self) != 1)}", headings, rows)
+
+
 @checked
 def select(model: nn.Module, sites: Selector) -> list[Site]:
     """Find the sites that a selector names, in the order of the model.
@@ -127,7 +140,7 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
         Site(names[0], tuple(names[1:]), group, _depth(names[0], i), i, start=starts.get(names[0], 0))
         for i, (names, group) in enumerate(zip(found, members, strict=True))
     ]
-    return [replace(site, count=len(result)) for site in result]
+    return Sites(replace(site, count=len(result)) for site in result)
 
 
 def _has_module(value: object) -> bool:

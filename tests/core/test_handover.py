@@ -357,7 +357,7 @@ def test_a_diverged_student_does_not_poison_the_teacher():
 
 
 def test_a_handover_says_where_it_is():
-    assert repr(start(total_steps=10)) == "Handover(Net, 3 sites, step 0 of 10, alpha 1)"
+    assert str(start(total_steps=10)) == "Handover(Net, 3 sites, step 0 of 10, alpha 1)"
 
 
 def test_handovers_do_not_outlive_their_model():

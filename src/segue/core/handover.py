@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from segue.border import NotNegative, PositiveInt, Unit, checked
-from segue.core import events, surgery, views
+from segue.core import events, showing, surgery, views
 from segue.core.auxiliary import AuxiliaryLosses, frozen_original
 from segue.core.backbone import Backbone
 from segue.core.blending import blendable, padding_mask
@@ -34,11 +34,12 @@ from segue.core.student_steps import begin_step
 from segue.core.trained import summary, trained_parameters
 from segue.core.transaction import all_or_nothing
 from segue.core.verify import OptimizerWatch, Verification, verify
+from segue.display import Shown, Table
 from segue.errors import HandoverError
 from segue.phases import Kind, Phase, at, grouped_by_kind, schedules_of
 from segue.plan import Plan, encode
 from segue.schedules import Schedule, is_adaptive, refuse_unmatched
-from segue.similarity import Similarity
+from segue.similarity import Similarities
 from segue.sites import select
 from segue.students.calibration import Calibration
 from segue.students.closed_form import ClosedForm, FarFactor
@@ -86,7 +87,7 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: PositiveInt | None = 
         return handover
 
 
-class Handover(Copied):
+class Handover(Copied, Shown):
     """Drive a replacement: `step()` once per optimizer step, `finalize_()` at the end."""
 
     def __init__(self, backbone: Backbone, students: dict[str, nn.Module], total_steps: int | None) -> None:
@@ -102,6 +103,7 @@ class Handover(Copied):
         self.unrebuilt: list[str] = []  # what the configuration of the shorter model cannot describe
         self.one_thread = views.OneThread()
         self.is_compiled = False  # the root model has been compiled, not only parts of it
+        self.compared: tuple[int, Similarities] | None = None  # the step of the last similarity, and what it was
         self.last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.closed_loop = ClosedLoop(plan, sites)  # of an adaptive schedule
         state = self._state_at(0, total_steps)  # asks the user's functions before anything changes
@@ -394,7 +396,7 @@ class Handover(Copied):
         return views.viewing(self, View.STUDENT)
 
     @checked
-    def similarity(self, *args: Any, padding_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Similarity]:
+    def similarity(self, *args: Any, padding_mask: Tensor | None = None, **kwargs: Any) -> Similarities:
         """Compare the two sides at every site on the same input: the students' own stream, in evaluation.
 
         >>> import torch
@@ -425,7 +427,7 @@ class Handover(Copied):
         return similar
 
     @checked
-    def comparing(self, padding_mask: Tensor | None = None) -> AbstractContextManager[dict[str, Similarity]]:
+    def comparing(self, padding_mask: Tensor | None = None) -> AbstractContextManager[Similarities]:
         """Compare the two sides in the forwards of a `with` block, which show the students alone, in evaluation.
 
         The dictionary is filled when the block ends.
@@ -607,11 +609,18 @@ class Handover(Copied):
                 "plan with release=False to keep them.",
             )
 
+    def plot(self) -> Any:
+        """Draw the alpha of every site over the run, and the present step; needs matplotlib.
+
+        Returns a matplotlib figure, which a notebook shows: `handover.plot().savefig("alphas.png")` elsewhere.
+        """
+        return showing.plot(self)
+
+    def __str__(self) -> str:
+        return showing.line(self)
+
     def __repr__(self) -> str:
-        alphas = sorted({f"{alpha:.3g}" for alpha in self.alphas.values()})
-        span = alphas[0] if len(alphas) == 1 else f"{alphas[0]} to {alphas[-1]}"
-        sites = f"{len(self.sites)} site{'s' * (len(self.sites) != 1)}"
-        return (
-            f"Handover({type(self.model).__name__}, {sites}, step {self.steps_done} of "
-            f"{self._total_steps or 'an unknown total'}, alpha {span})"
-        )
+        return self._table().text()
+
+    def _table(self) -> Table:
+        return showing.table(self)

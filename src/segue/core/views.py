@@ -16,7 +16,7 @@ from segue.core.modes import View, Watch
 from segue.core.seam import Seam
 from segue.core.tensor_files import full
 from segue.errors import HandoverError
-from segue.similarity import Similarity, measure, samples
+from segue.similarity import Similarities, Similarity, measure, samples
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -110,9 +110,9 @@ def recording(seams: Iterable[Seam], watch: Watch) -> Iterator[None]:
 
 
 @contextmanager
-def comparing(handover: Handover, padding_mask: Tensor | None) -> Iterator[dict[str, Similarity]]:
+def comparing(handover: Handover, padding_mask: Tensor | None) -> Iterator[Similarities]:
     """Compare the two sides in the forwards of a `with` block, which show the students alone, in evaluation."""
-    similar: dict[str, Similarity] = {}
+    similar = Similarities()
     seams = handover.seams
     with torch.no_grad(), recording(seams.values(), Watch.PAIR), handover.as_student(), evaluating(handover.model):
         yield similar
@@ -122,6 +122,7 @@ def comparing(handover: Handover, padding_mask: Tensor | None) -> Iterator[dict[
                 pairs = [[handover.auxiliary.with_usual_axis(handover.model, name, x) for x in pair] for pair in seam.records]
                 full = [pair for pair in pairs if samples(pair[1])] or pairs  # what is empty throughout is refused
                 similar[name] = _mean([measure(t, s, padding_mask) for t, s in full], [samples(s) for _, s in full])
+    handover.compared = handover.steps_done, similar
     observe = getattr(handover.plan.schedule, "observe", None)
     if observe is not None:
         observe(handover.progress, similar)

@@ -19,6 +19,7 @@ from segue.core.blending import blendable, call_arguments, calling, tensors
 from segue.core.handover import Handover
 from segue.core.step_state import step_state
 from segue.diagnostics.counting import StepCosts
+from segue.display import Shown, Table
 from segue.errors import SegueWarning
 from segue.gates import Blend
 from segue.losses import LogitDistillation
@@ -40,6 +41,7 @@ HEADINGS = (
     "bytes / student-only",
     "parameters held",
 )
+NARROW = 4  # columns that a terminal shows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(Shown):
     """The cost of a plan by phase and over the complete run, and of the two trainings that it is compared with."""
 
     phases: tuple[Phase, ...]
@@ -124,6 +126,15 @@ class Cost:
         """Format the cost as a Markdown table and three notes."""
         lines = [f"| {' | '.join(cells)} |" for cells in (list(HEADINGS), ["---"] * len(HEADINGS), *map(self.cells, self.rows))]
         return "\n".join([*lines, "", *self.notes])
+
+    def __repr__(self) -> str:
+        rows = [self.cells(row)[:NARROW] for row in self.rows]
+        return Table(
+            f"Cost({self.steps:,} steps)", ("phase", "steps", "per step", "/ student-only"), rows, self.notes[:1]
+        ).text()
+
+    def _table(self) -> Table:
+        return Table(f"cost of {self.steps:,} steps", HEADINGS, [self.cells(row) for row in self.rows], self.notes)
 
     def cells(self, phase: Phase) -> list[str]:
         """Format one phase, in the order of the headings."""

@@ -21,11 +21,12 @@ from segue.core import randomness
 from segue.core.blending import padding_mask
 from segue.core.handover import Handover, replace_
 from segue.core.tensor_files import full
+from segue.display import Shown, Table, pandas
 from segue.errors import ConfigError
 from segue.phases import Rates, course, frozen, rate, refuse_idle, uses_kinds
 from segue.plan import Plan
 from segue.sites import select
-from segue.training import distributed, local_step, nonfinite
+from segue.training import distributed, local_step, nonfinite, showing
 from segue.training.batches import Stream
 from segue.training.buffers import StepBuffers
 from segue.training.distributed import Processes
@@ -48,8 +49,8 @@ EVALUATIONS = 20
 NO_CHECKPOINT = "there is no checkpoint (give fit a folder)"
 
 
-@dataclass
-class Fit:
+@dataclass(repr=False)
+class Fit(Shown):
     """The result of a training; its handover is still open until `fit.handover.finalize_()`."""
 
     model: nn.Module
@@ -66,6 +67,26 @@ class Fit:
     def events(self) -> list[dict[str, Any]]:
         """What the guard has undone: at which step, why, at which sites, and what it went back to."""
         return [event for metrics in self.history for event in metrics.get("events", ())]
+
+    def plot(self, score: str | None = None) -> Any:
+        """Draw a score of blend and students over the run, and the mean alpha; needs matplotlib.
+
+        Returns a matplotlib figure, which a notebook shows: `done.plot().savefig("run.png")` elsewhere.
+
+        Args:
+            score: Its name in the evaluations; by default the first.
+        """
+        return showing.plot(self, score)
+
+    def to_pandas(self) -> Any:
+        """Return the evaluations as a data frame, with a column such as "students.accuracy" for each number; needs pandas."""
+        return pandas("Fit.to_pandas()").json_normalize(self.history)
+
+    def __repr__(self) -> str:
+        return self._table().text()
+
+    def _table(self) -> Table:
+        return showing.table(self)
 
 
 @checked
