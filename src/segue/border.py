@@ -117,9 +117,8 @@ def _guarded(function: Callable[..., Any], owner: Any, name: str) -> Callable[..
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         places, hints, known = border()
-        for key in () if known is None else kwargs:
-            if key not in known:
-                raise _unknown(name, key, known)
+        if known is not None and (foreign := [key for key in kwargs if key not in known]):
+            raise _unknown(name, foreign[0], known)
         given = [accept(key, hints[key], value) if key in hints else value for key, value in zip(places, args, strict=False)]
         named = {key: accept(key, hints[key], value) if key in hints else value for key, value in kwargs.items()}
         return function(*given, *args[len(places) :], **named)  # Python names what is missing

@@ -89,7 +89,7 @@ def picture(what: str, *, height: float = 3.2) -> Any:
     except ImportError:
         raise MissingExtraError(f"{what} needs matplotlib.", "It is not installed.", "pip install matplotlib") from None
 
-    class Picture(Figure):  # type: ignore[misc]
+    class Picture(Figure):
         """A figure outside of pyplot: nobody has to close it, and the notebook shows what the last line of a cell returns."""
 
         def _repr_png_(self) -> bytes:

@@ -137,8 +137,8 @@ def gumbel_dfg(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
         sites: Where, as in `segue.Plan`.
         settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
     """
-    ours: PlanKeywords = {"guidance": FeatureGuidance()}
-    return theseus_gumbel(sites, **{**ours, **settings})
+    merged: PlanKeywords = {"guidance": FeatureGuidance(), **settings}
+    return theseus_gumbel(sites, **merged)
 
 
 @method(label="DCR")
@@ -214,8 +214,8 @@ def halo(sites: Selector, *, hold: Fraction = 0.3, **settings: Unpack[PlanKeywor
         hold: The fraction of the run in which alpha is 1 and students learn from their teachers.
         settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
     """
-    ours: PlanKeywords = {"distill": LogitDistillation()}
-    return lolcats(sites, hold=hold, **{**ours, **settings})
+    merged: PlanKeywords = {"distill": LogitDistillation(), **settings}
+    return lolcats(sites, hold=hold, **merged)
 
 
 @method(label="Local fit")

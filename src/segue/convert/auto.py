@@ -39,7 +39,7 @@ def register_config(auto: ModuleType) -> None:
     """Make AutoConfig read the config.json of converted folders."""
     from transformers import PreTrainedConfig
 
-    class SegueConfig(PreTrainedConfig):  # type: ignore[misc]
+    class SegueConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         """The configuration of a converted model: `base_config` is that of the original, as plain data."""
 
         model_type = MODEL_TYPE

@@ -43,8 +43,7 @@ def push_to_hub(
     verified(path, read_record(path))
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-        from huggingface_hub.utils import HFValidationError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
     except ImportError:
         raise MissingExtraError("push_to_hub needs huggingface_hub.", "It is not installed.", "pip install segue[hf]") from None
     hub = HfApi(token=token, library_name="segue")

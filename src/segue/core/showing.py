@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from segue.display import Table, picture
 from segue.phases import alpha_of
+from segue.similarity import Similarities
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -26,7 +27,7 @@ def line(handover: Handover) -> str:
 
 def table(handover: Handover) -> Table:
     """List the sites with alpha, the student's weight, the cosine where it was measured, and the parameters of both sides."""
-    step, compared = handover.compared or (0, {})
+    step, compared = handover.compared or (0, Similarities())
     headings = ("site", "student", "alpha", "weight", "parameters", "teacher's")
     rows = []
     for name, seam in handover.seams.items():
