@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import compress
 from typing import Any
 
 from segue.errors import MissingExtraError, printable
@@ -20,6 +21,12 @@ class Table:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Leave columns out that are empty in every row."""
+        used = [any(column) for column in zip(*self.rows, strict=True)] or [True] * len(self.headings)
+        object.__setattr__(self, "headings", [*compress(self.headings, used)])
+        object.__setattr__(self, "rows", [[*compress(row, used)] for row in self.rows])
 
     def text(self) -> str:
         r"""Align the columns; of many rows only the first and last are shown.
