@@ -1,5 +1,6 @@
 """Segue: replace modules inside a pretrained PyTorch model without breaking it."""
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,7 @@ _MODULE_OF = {
 }
 
 prepare_for_torchvision()
+logging.getLogger("segue").addHandler(logging.NullHandler())  # quiet, until the user gives a handler
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from segue.errors import (
+    ArgumentError,
     CheckpointError,
     ConfigError,
     DataError,
@@ -98,12 +99,13 @@ def _guarded(function: Callable[..., Any], owner: Any, name: str) -> Callable[..
     error = next((kind for start, kind in ERRORS.items() if place.startswith(f"{start}.")), PlanError)
 
     @cache
-    def border() -> tuple[tuple[str, ...], dict[str, Any]]:  # late: importing Segue must not wait for it
+    def border() -> tuple[tuple[str, ...], dict[str, Any], list[str] | None]:  # late: importing Segue must not wait for it
         parameters = inspect.signature(function).parameters
         fields = is_dataclass(owner) or hasattr(owner, "_fields")
         hints = typing.get_type_hints(owner if fields else function, include_extras=True)
         named = {key: hints[key] for key, one in parameters.items() if key in hints and one.kind not in _VARIABLE}
-        return tuple(key for key, one in parameters.items() if one.kind in _BY_PLACE), named
+        places = tuple(key for key, one in parameters.items() if one.kind in _BY_PLACE)
+        return places, named, _keywords(parameters, hints)
 
     def accept(parameter: str, hint: Any, value: Any) -> Any:
         try:
@@ -114,16 +116,40 @@ def _guarded(function: Callable[..., Any], owner: Any, name: str) -> Callable[..
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        places, hints = border()
+        places, hints, known = border()
+        if known is not None and (foreign := [key for key in kwargs if key not in known]):
+            raise _unknown(name, foreign[0], known)
         given = [accept(key, hints[key], value) if key in hints else value for key, value in zip(places, args, strict=False)]
         named = {key: accept(key, hints[key], value) if key in hints else value for key, value in kwargs.items()}
-        return function(*given, *args[len(places) :], **named)  # Python names what is missing or unknown
+        return function(*given, *args[len(places) :], **named)  # Python names what is missing
 
     return guarded
 
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_NEVER_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _keywords(parameters: Mapping[str, inspect.Parameter], hints: dict[str, Any]) -> list[str] | None:
+    """Return the names that may be given by keyword, or None if any may: `**settings: Unpack[...]` lists its own."""
+    known = []
+    for key, one in parameters.items():
+        if one.kind is inspect.Parameter.VAR_KEYWORD:
+            inside = typing.get_args(hints.get(key))
+            if not (inside and typing.is_typeddict(inside[0])):
+                return None
+            known += inside[0].__annotations__
+        elif one.kind not in _NEVER_NAMED and key not in ("self", "cls", "_cls"):
+            known.append(key)
+    return known
+
+
+def _unknown(name: str, key: str, known: list[str]) -> ArgumentError:
+    near = nearest(key, known, most=1).removeprefix("Nearest names: ").removesuffix(".")
+    found = nearest(key, known) if known else "It takes none by keyword."
+    todo = f"write {near}= instead" if near in known else f"help({name}) describes them"
+    return ArgumentError(f"{name}() has no argument {key!r}.", found, f"{todo}. Nothing was changed.")
 
 
 class _MismatchError(Exception):

@@ -4,6 +4,28 @@ from __future__ import annotations
 
 import re
 
+__all__ = [
+    "ArgumentError",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "HandoverError",
+    "MissingExtraError",
+    "PlanError",
+    "ResultError",
+    "SegueError",
+    "SegueWarning",
+    "SiteError",
+    "StudentError",
+    "TrainingError",
+    "VerificationError",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 NEAR = 0.6  # the likeness, from 0 to 1, from which a name is offered as a correction
 SHORTEST_PART = 3  # the fewest letters that are looked for inside names
 FEW = 5  # so many names are listed even if none is near
@@ -37,6 +59,10 @@ class HandoverError(SegueError, RuntimeError):
 
 class VerificationError(SegueError, AssertionError):
     """`handover.verify` finds a promise that does not hold."""
+
+
+class ArgumentError(SegueError, TypeError):
+    """A call names an argument that does not exist."""
 
 
 class CheckpointError(SegueError, OSError):

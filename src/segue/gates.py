@@ -21,6 +21,10 @@ STEP = 0.75  # of the trapezoid rule over a logistic variable; its error is belo
 __all__ = ["Bernoulli", "Blend", "Gate", "GumbelSoftmax", "Noise", "Outcomes"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 @dataclass(frozen=True)
 class Noise:
     """Random numbers from a counter: the same on every rank, after a resume, and in a recomputed forward."""
@@ -44,6 +48,7 @@ Gate: TypeAlias = Annotated[
 Outcomes: TypeAlias = tuple[tuple[float, float], ...]  # (weight, probability)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Blend:
     """Give the student the deterministic weight 1 - alpha: the gate of DCR."""
@@ -56,6 +61,7 @@ class Blend:
         return ((1.0 - alpha, 1.0),)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Bernoulli:
     """Let a coin choose the student with probability 1 - alpha: the gate of BERT-of-Theseus."""

@@ -34,6 +34,11 @@ __all__ = [
     "weight_at",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # (teacher, student, padding mask) -> scalar, a mean over samples; four dimensions arrive as (batch, channels, height, width)
 PairLoss: TypeAlias = Annotated[
     Callable[[Tensor, Tensor, Tensor | None], Tensor],
@@ -220,7 +225,14 @@ class PredictionDistillation:
 def weight_at(loss: object, progress: float, site: Site, least: float = 0.0) -> float:
     """Return lambda, the weight of a loss at this progress; a plain function has weight 1 and the schedule aggr20.
 
-    `least` is a fraction of the full weight below which its schedule does not go.
+    >>> weight_at(FeatureGuidance(weight=2.0, schedule=Constant(alpha=0.5)), 0.1, Site("x"))
+    1.0
+
+    Args:
+        loss: A loss of a plan.
+        progress: The fraction of the run that is done.
+        site: Where.
+        least: A fraction of the full weight below which its schedule does not go.
     """
     return weight_of(loss) * max(least, alpha_at(_schedule(loss), progress, site))
 

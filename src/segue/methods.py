@@ -1,6 +1,9 @@
 """Published methods, each a function that returns a Plan.
 
-Every function takes `sites=` and any other setting of a Plan by keyword; what the caller gives wins over the method's choice.
+Every function takes the sites and any other setting of a Plan by keyword; what the caller gives wins over the method's choice.
+
+>>> dcr_dfg("blocks.*.attn", train="all").train
+'all'
 """
 
 from __future__ import annotations
@@ -9,15 +12,24 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from typing_extensions import Unpack
+
 from segue.border import Fraction, NotNegative, PositiveFloat, PositiveInt, Unit, checked
 from segue.gates import Bernoulli, GumbelSoftmax
 from segue.losses import FeatureGuidance, LogitDistillation, OnTeacherStream
 from segue.phases import Phase, Rates
-from segue.plan import Plan
+from segue.plan import Plan, PlanKeywords
 from segue.schedules import Constant, aggr20
 from segue.sites import Selector
 
-Method: TypeAlias = Callable[..., Plan]  # takes sites= and any other setting of a Plan
+__all__ = ["Method", "method", "names", "table"]  # and what @method adds
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+Method: TypeAlias = Callable[..., Plan]  # takes the sites and any other setting of a Plan by keyword
 M = TypeVar("M", bound=Method)
 
 TRANSFER_RATES = Rates(new=1e-2, copied=1e-4, backbone=1e-5)  # feature maps begin far from their end, copied weights near it
@@ -28,68 +40,161 @@ LABELS: dict[str, str] = {}  # what figures and tables call each method
 
 @checked
 def method(*, label: str) -> Callable[[M], M]:
-    """Add a function that returns a Plan to the methods that Segue lists, tests and compares."""
+    """Add a function that returns a Plan to the methods that Segue lists, tests and compares.
+
+        @segue.methods.method(label="Slow DCR")
+        def slow_dcr(sites, **settings):
+            return segue.Plan(sites=sites, **{"schedule": aggr20(start=0.5), **settings})
+
+    Args:
+        label: What figures and tables call it.
+    """
 
     def add(made: M) -> M:
         guarded = checked(made)
         ALL[made.__name__] = guarded
         LABELS[made.__name__] = label
+        if made.__module__ == __name__:
+            __all__.append(made.__name__)
         return guarded
 
     return add
 
 
+def names() -> list[str]:
+    """List the methods by name, yours included.
+
+    >>> names()[:3]
+    ['student_only', 'distillation', 'theseus']
+    """
+    return list(ALL)
+
+
 @method(label="Student only")
-def student_only(*, sites: Selector, **settings: Any) -> Plan:
-    """Students from the first step, task loss alone: the baseline."""
+def student_only(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
+    """Students from the first step, task loss alone: the baseline.
+
+    >>> student_only("blocks.*.attn").schedule
+    Constant(alpha=0.0)
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
+    """
     return _plan(sites, settings, schedule=Constant(alpha=0.0))
 
 
 @method(label="KL distillation")
-def distillation(*, sites: Selector, **settings: Any) -> Plan:
-    """Students from the first step, KL to the original model's logits at temperature 4."""
+def distillation(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
+    """Students from the first step, KL to the original model's logits at temperature 4.
+
+    >>> distillation("blocks.*.attn").distill.temperature
+    4.0
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
+    """
     return _plan(sites, settings, schedule=Constant(alpha=0.0), distill=LogitDistillation())
 
 
 @method(label="Theseus")
-def theseus(*, sites: Selector, **settings: Any) -> Plan:
-    """A coin per site and step; its replacing rate goes 0.1, 0.7, 1.0 (BERT-of-Theseus on the paper's schedule)."""
+def theseus(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
+    """A coin per site and step; its replacing rate goes 0.1, 0.7, 1.0 (BERT-of-Theseus on the paper's schedule).
+
+    >>> theseus("blocks.*.attn").gate
+    Bernoulli()
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
+    """
     return _plan(sites, settings, gate=Bernoulli(), schedule=aggr20(start=0.9), teacher_gradient=True)
 
 
 @method(label="Theseus-Gumbel")
-def theseus_gumbel(*, sites: Selector, **settings: Any) -> Plan:
-    """A soft coin per site and step, temperature 1 (the paper's Theseus-Gumbel, GUM)."""
+def theseus_gumbel(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
+    """A soft coin per site and step, temperature 1 (the paper's Theseus-Gumbel, GUM).
+
+    >>> theseus_gumbel("blocks.*.attn").gate
+    GumbelSoftmax(temperature=1.0)
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
+    """
     return _plan(sites, settings, gate=GumbelSoftmax(), schedule=aggr20(start=0.9), teacher_gradient=True)
 
 
 @method(label="Gumbel + DFG")
-def gumbel_dfg(*, sites: Selector, **settings: Any) -> Plan:
-    """Theseus-Gumbel with feature guidance (GUM+DFG); the teacher is computed whatever the gate draws."""
-    return theseus_gumbel(sites=sites, **{"guidance": FeatureGuidance(), **settings})
+def gumbel_dfg(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
+    """Theseus-Gumbel with feature guidance (GUM+DFG); the teacher is computed whatever the gate draws.
+
+    >>> gumbel_dfg("blocks.*.attn").guidance == FeatureGuidance()
+    True
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
+    """
+    merged: PlanKeywords = {"guidance": FeatureGuidance(), **settings}
+    return theseus_gumbel(sites, **merged)
 
 
 @method(label="DCR")
-def dcr(*, sites: Selector, **settings: Any) -> Plan:
-    """A deterministic blend, annealed over the first fifth of training (Algorithm 1)."""
+def dcr(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
+    """A deterministic blend, annealed over the first fifth of training (Algorithm 1).
+
+    >>> dcr("blocks.*.attn", train="all").train
+    'all'
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
+    """
     return _plan(sites, settings)
 
 
 @method(label="DCR + DFG")
-def dcr_dfg(*, sites: Selector, **settings: Any) -> Plan:
-    """DCR with deep feature guidance on the same schedule (equations 3 and 4)."""
+def dcr_dfg(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
+    """DCR with deep feature guidance on the same schedule (equations 3 and 4).
+
+    >>> dcr_dfg("blocks.*.attn").guidance == FeatureGuidance()
+    True
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
+    """
     return _plan(sites, settings, guidance=FeatureGuidance())
 
 
 @method(label="FitNets")
-def fitnets(*, sites: Selector, **settings: Any) -> Plan:
-    """Students from the first step, features matched to the teacher's own stream in a full teacher pass."""
+def fitnets(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
+    """Students from the first step, features matched to the teacher's own stream in a full teacher pass.
+
+    >>> fitnets("blocks.*.attn").guidance == OnTeacherStream()
+    True
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
+    """
     return _plan(sites, settings, schedule=Constant(alpha=0.0), guidance=OnTeacherStream())
 
 
 @method(label="LoLCATs corner")
-def lolcats(*, sites: Selector, hold: Fraction = 0.5, **settings: Any) -> Plan:
-    """Attention transfer: the teacher's output flows on while students learn it locally, then a jump to the students."""
+def lolcats(sites: Selector, *, hold: Fraction = 0.5, **settings: Unpack[PlanKeywords]) -> Plan:
+    """Attention transfer: the teacher's output flows on while students learn it locally, then a jump to the students.
+
+    >>> [phase.length for phase in lolcats("blocks.*.attn", hold=0.4).phases]
+    [0.4, None]
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        hold: The fraction of the run in which alpha is 1 and students learn from their teachers.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
+    """
     if "schedule" in settings:
         return _plan(sites, settings, guidance=FeatureGuidance())
     alone = (Phase(name="students alone"),) if hold < 1 else ()
@@ -98,22 +203,44 @@ def lolcats(*, sites: Selector, hold: Fraction = 0.5, **settings: Any) -> Plan:
 
 
 @method(label="HALO corner")
-def halo(*, sites: Selector, hold: Fraction = 0.3, **settings: Any) -> Plan:
-    """Local alignment as in `lolcats`, then students alone with distillation from the original model."""
-    return lolcats(sites=sites, hold=hold, **{"distill": LogitDistillation(), **settings})
+def halo(sites: Selector, *, hold: Fraction = 0.3, **settings: Unpack[PlanKeywords]) -> Plan:
+    """Local alignment as in `lolcats`, then students alone with distillation from the original model.
+
+    >>> halo("blocks.*.attn", hold=0.4).distill == LogitDistillation()
+    True
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        hold: The fraction of the run in which alpha is 1 and students learn from their teachers.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
+    """
+    merged: PlanKeywords = {"distill": LogitDistillation(), **settings}
+    return lolcats(sites, hold=hold, **merged)
 
 
 @method(label="Local fit")
 def local_fit(
-    *,
     sites: Selector,
+    *,
     hold: Fraction = 0.2,
     split: PositiveInt = 4,
     reuse: PositiveInt = 4,
     lr: PositiveFloat = 4e-3,
-    **settings: Any,
+    **settings: Unpack[PlanKeywords],
 ) -> Plan:
-    """Fit each student to its teacher in many small updates from each forward, then students alone with distillation."""
+    """Fit each student to its teacher in many small updates from each forward, then students alone with distillation.
+
+    >>> local_fit("blocks.*.attn").phases[0].split
+    4
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        hold: The fraction of the run in which alpha is 1 and students learn from their teachers.
+        split: Updates that each forward is split into.
+        reuse: Passes over the features of each forward.
+        lr: The learning rate of the local fit; a quarter of it afterwards.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
+    """
     if "schedule" in settings:
         return _plan(sites, settings, guidance=FeatureGuidance(), distill=LogitDistillation())
     local = Phase(name="local fit", length=hold, local=True, lr=lr, weight_decay=0.0, split=split, reuse=reuse)
@@ -123,8 +250,8 @@ def local_fit(
 
 @method(label="Transfer")
 def transfer(
-    *,
     sites: Selector,
+    *,
     hold: Fraction = 0.75,
     first: Literal["new", "all"] = "all",
     split: PositiveInt = 8,
@@ -132,13 +259,23 @@ def transfer(
     slower: PositiveFloat = 0.3,
     warmup: Unit = 0.1,
     task: NotNegative = 0.0,
-    **settings: Any,
+    **settings: Unpack[PlanKeywords],
 ) -> Plan:
     """Fit students on the teacher's stream, nothing after the last site computed; then students alone by KL at temperature 1.
 
-    `first` says which parameters train while alpha is 1: those that are new beside the copied ones, such as feature maps, or
-    all. Each batch is `split` updates there. Afterwards rates are `slower` times those, and of new parameters a tenth of that,
-    but not below that of copied ones; `warmup` is the part in which they rise, and `task` the weight of the task's loss.
+    >>> transfer("model.layers.*.self_attn", first="new").phases[0].lr.copied
+    0.0
+
+    Args:
+        sites: Where, as in `segue.Plan`.
+        hold: The fraction of the run in which alpha is 1 and students learn from their teachers.
+        first: Which parameters train while alpha is 1: those that are new beside the copied ones, such as feature maps, or all.
+        split: How many updates each batch gives there.
+        lr: One learning rate for new parameters, or a rate for each kind of parameter, while alpha is 1.
+        slower: The part of those rates that is left afterwards; of new ones a tenth of it, but no less than of copied ones.
+        warmup: The fraction of the second part in which its rates rise.
+        task: The weight of the task's loss afterwards.
+        settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
     """
     parts = {"guidance": FeatureGuidance(), "distill": LogitDistillation(temperature=1.0)}
     if "schedule" in settings:
@@ -181,5 +318,5 @@ def _kind(part: object) -> str:
     return "none" if part is None else type(part).__name__
 
 
-def _plan(sites: Selector, settings: dict[str, Any], **own: Any) -> Plan:
+def _plan(sites: Selector, settings: PlanKeywords, **own: Any) -> Plan:
     return Plan(sites=sites, **{**own, **settings})

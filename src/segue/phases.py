@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Phase", "Rates"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Kind: TypeAlias = Literal["new", "copied", "backbone"]
 KINDS: tuple[Kind, ...] = ("new", "copied", "backbone")
 SCHEDULED = ("lr", "weight_decay")  # what a phase sets in an optimizer

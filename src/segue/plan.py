@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias
+from textwrap import indent
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from segue import gates, losses, phases, schedules, sites, students
 from segue.border import Rule, Seed, checked
+from segue.display import Shown, Table
 from segue.errors import PlanError, nearest
 from segue.gates import Blend, Gate
 from segue.losses import CosineGuidance, FeatureGuidance, LogitDistillation, PairLoss, PredictionDistillation
@@ -19,7 +21,10 @@ from segue.sites import Selector
 from segue.students import Reinit, StudentFactory
 from segue.students.adapters import Adapter
 
+__all__ = ["Distillation", "Plan", "PlanKeywords"]
+
 FORMAT = 1
+ONE_LINE = 100  # letters of a plan that is printed in one line
 ROOMS = {"sites": sites, "gates": gates, "schedules": schedules, "losses": losses, "students": students, "phases": phases}
 SERIALIZER = Serializer(
     kinds={kind: made for room, module in ROOMS.items() for kind, made in public_kinds(module, f"{room}.").items()},
@@ -37,27 +42,45 @@ Distillation: TypeAlias = Annotated[
 
 @checked
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Shown):
     """Say what is replaced, by what, and how the teacher hands over.
 
-    >>> Plan(sites="blocks.*.attn").gate
-    Blend()
+    >>> import segue
+    >>> plan = segue.Plan(sites="blocks.*.attn", student=segue.students.LinearAttention(), seed=1)
+    >>> plan.gate, plan.train
+    (Blend(), 'students')
+
+    Args:
+        sites: Where: a glob over module names, a module type, a function (name, module) -> bool, a Span, or several of these.
+        student: By what: a student of `segue.students`, or a function (teacher, site) -> module.
+        adapter: What fits students of another width than their teachers.
+        gate: From alpha to the student's weight, once a step.
+        schedule: From progress to alpha, the teacher's share.
+        guidance: A loss on the two outputs at every site.
+        distill: A loss on the outputs of the whole model and of the original.
+        phases: Parts of the run, each with its own alpha, losses and rates, instead of the schedules here and in the losses.
+        train: What trains: the students, or "all": also the backbone, except what was frozen before (by PEFT).
+        backbone: The mode of dropout and batch statistics around the sites, with train="students".
+        teacher_gradient: Let the gradient pass the teacher to its input (never its weights); None: at spans.
+        release: Free each teacher at takeover.
+        unreached: What to do when a forward never calls a site.
+        seed: Of the students' initial weights and the gate's noise.
     """
 
-    sites: Selector  # where: a glob, a type, a function, a Span, or several of these
-    student: StudentFactory = field(default_factory=Reinit)  # by what
-    adapter: Adapter | None = None  # for students of another width than their teachers
-    gate: Gate = field(default_factory=Blend)  # alpha -> the student's weight
-    schedule: Schedule = field(default_factory=aggr20)  # progress -> alpha, the teacher's share
-    guidance: PairLoss | None = None  # a loss at every site
-    distill: Distillation | None = None  # on the outputs of the model
-    phases: tuple[Phase, ...] = ()  # instead of the schedules here and in the losses: parts of the run, each with its own
-    train: Literal["students", "all"] = "students"  # "all": also the backbone, except what was frozen before (by PEFT)
-    backbone: Literal["eval", "train"] = "eval"  # with train="students": dropout and batch statistics around the sites
-    teacher_gradient: bool | None = None  # let the gradient pass the teacher to its input (never its weights); None: at spans
-    release: bool = False  # free each teacher at takeover
-    unreached: Literal["error", "ignore"] = "error"  # when a forward never calls a site
-    seed: Seed = 0  # of the students' initial weights and the gate's noise
+    sites: Selector
+    student: StudentFactory = field(default_factory=Reinit)
+    adapter: Adapter | None = None
+    gate: Gate = field(default_factory=Blend)
+    schedule: Schedule = field(default_factory=aggr20)
+    guidance: PairLoss | None = None
+    distill: Distillation | None = None
+    phases: tuple[Phase, ...] = ()
+    train: Literal["students", "all"] = "students"
+    backbone: Literal["eval", "train"] = "eval"
+    teacher_gradient: bool | None = None
+    release: bool = False
+    unreached: Literal["error", "ignore"] = "error"
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.sites, list):
@@ -65,6 +88,21 @@ class Plan:
         if self.phases:
             refuse_unfit(self.phases, guided=self.guidance is not None)
             _refuse_second_schedule(self)
+
+    def __repr__(self) -> str:
+        """Write what differs from the defaults, as it could be written in code."""
+        parts = [f"{name}={value!r}" for name, value in self._changed()]
+        line = f"Plan({', '.join(parts)})"
+        return line if len(line) <= ONE_LINE else "Plan(\n" + indent(",\n".join([*parts, ""]), "    ") + ")"
+
+    def _changed(self) -> list[tuple[str, Any]]:
+        found = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]
+        usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f, _ in found}
+        return [(f.name, value) for f, value in found if f.name == "sites" or value != usual[f.name]]
+
+    def _table(self) -> Table:
+        rows = [(name, repr(value)) for name, value in self._changed()]
+        return Table("Plan", ("setting", "value"), rows, ("Everything else is at its default.",))
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the plan as plain data; a user's own function leaves only its name."""
@@ -87,6 +125,28 @@ class Plan:
                 "read it with the version that wrote it.",
             )
         return cls(**SERIALIZER.decode_fields(cls, "Plan", fields, "plan"), **given)
+
+
+class PlanKeywords(TypedDict, total=False):
+    """The settings of a Plan beside its sites, as keywords of every method: for editors, type checkers and errors."""
+
+    student: StudentFactory
+    adapter: Adapter | None
+    gate: Gate
+    schedule: Schedule
+    guidance: PairLoss | None
+    distill: Distillation | None
+    phases: tuple[Phase, ...]
+    train: Literal["students", "all"]
+    backbone: Literal["eval", "train"]
+    teacher_gradient: bool | None
+    release: bool
+    unreached: Literal["error", "ignore"]
+    seed: Seed
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def _refuse_second_schedule(plan: Plan) -> None:

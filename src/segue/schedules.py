@@ -33,6 +33,11 @@ __all__ = [
     "mean_of",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # (progress, where) -> alpha, the teacher's share
 Schedule: TypeAlias = Annotated[
     Callable[[float, Site], float],
@@ -114,7 +119,11 @@ class Piecewise:
 def aggr20(start: Unit = 1.0) -> Piecewise:
     """Return the paper's schedule: `start` to 0.3 in the first tenth, to 0 in the second, then 0.
 
-    Theseus' inverse (its replacing rate goes 0.1, 0.7, 1.0) is `aggr20(start=0.9)`.
+    >>> [aggr20()(progress, Site("x")) for progress in (0.0, 0.1, 0.2, 1.0)]
+    [1.0, 0.3, 0.0, 0.0]
+
+    Args:
+        start: The first alpha. Theseus' inverse (its replacing rate goes 0.1, 0.7, 1.0) is `aggr20(start=0.9)`.
     """
     return Piecewise(points=((0.0, start), (0.1, 0.3), (0.2, 0.0)))
 
@@ -251,7 +260,10 @@ def adaptive_at(schedule: Schedule, progress: float, site: Site) -> tuple[Adapti
 def mean_of(history: Sequence[Mapping[str, Any]]) -> Piecewise:
     """Return the mean alpha of a finished run as an open-loop schedule, equal at all sites: the control of an adaptive one.
 
-    `history` is that of `segue.fit` (or the lines of its metrics.jsonl), from the first evaluation to the last step.
+        plan = dataclasses.replace(plan, schedule=segue.schedules.mean_of(done.history))
+
+    Args:
+        history: That of `segue.fit` (or the lines of its metrics.jsonl), from the first evaluation to the last step.
     """
     try:
         steps, alphas = ([float(metrics[name]) for metrics in history] for name in ("step", "alpha"))
@@ -265,7 +277,16 @@ def mean_of(history: Sequence[Mapping[str, Any]]) -> Piecewise:
 
 
 def is_hold(schedule: Schedule, progress: float, site: Site) -> bool:
-    """Tell whether a schedule holds alpha at 1 on purpose, so that students train locally."""
+    """Tell whether a schedule holds alpha at 1 on purpose, so that students train locally.
+
+    >>> is_hold(Hold(fraction=0.5), 0.2, Site("x"))
+    True
+
+    Args:
+        schedule: Any schedule.
+        progress: The fraction of the run that is done.
+        site: Where.
+    """
     asks: Callable[[float, Site], bool] | None = getattr(schedule, "is_hold", None)
     return asks is not None and bool(asks(progress, site))
 
@@ -298,7 +319,16 @@ def is_adaptive(schedule: object) -> bool:
 
 
 def alpha_at(schedule: Schedule, progress: float, site: Site) -> float:
-    """Return the alpha of a schedule, which may be a user's own, and refuse what is not a number from 0 to 1."""
+    """Return the alpha of a schedule, which may be a user's own, and refuse what is not a number from 0 to 1.
+
+    >>> alpha_at(lambda progress, site: 1 - progress, 0.25, Site("x"))
+    0.75
+
+    Args:
+        schedule: Any function (progress, site) -> alpha.
+        progress: The fraction of the run that is done.
+        site: Where.
+    """
     alpha = schedule(progress, site)
     try:
         value = float(alpha)

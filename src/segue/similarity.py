@@ -16,7 +16,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from segue.display import Shown, Table, pandas
 from segue.errors import PlanError
+
+__all__ = [
+    "Similarities",
+    "Similarity",
+    "cosine",
+    "feature_axis",
+    "gram_error",
+    "linear_cka",
+    "measure",
+    "move_features",
+    "relative_error",
+    "squared_error",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 FLOOR = 1e-6  # root mean square of a teacher's output: beside a stream of size 1, what is smaller is rounding in float32
 
@@ -36,8 +55,35 @@ class Similarity(NamedTuple):
     relative_error: float
 
 
+class Similarities(Shown, dict[str, Similarity]):
+    """What `handover.similarity` measures, by site; a notebook shows it as a table."""
+
+    def to_pandas(self) -> Any:
+        """Return a data frame with a row for each site; needs pandas."""
+        frame = pandas("similarity(...).to_pandas()").DataFrame([*self.values()], columns=Similarity._fields, index=[*self])
+        return frame.rename_axis("site")
+
+    def __repr__(self) -> str:
+        return self._table().text()
+
+    def _table(self) -> Table:
+        headings = ("site", *(name.replace("_", " ") for name in Similarity._fields))
+        rows = [(name, *(f"{value:.4f}" for value in found)) for name, found in self.items()]
+        return Table("similarity of teacher and student", headings, rows)
+
+
 def measure(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Similarity:
-    """Take all four measures at once."""
+    """Take all four measures at once.
+
+    >>> teacher, student = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
+    >>> measure(teacher, 2 * student).relative_error
+    1.0
+
+    Args:
+        teacher: The teacher's output.
+        student: The student's output, of the same shape.
+        mask: (batch, tokens), true or 1 where a token counts.
+    """
     return Similarity(*(one.item() for one in measured(Similarity._fields, teacher, student, mask)))
 
 
@@ -53,14 +99,34 @@ def measured(names: Iterable[str], teacher: Tensor, student: Tensor, mask: Tenso
 
 
 def cosine(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Average the cosine of each token's two feature vectors."""
+    """Average the cosine of each token's two feature vectors.
+
+    >>> teacher, student = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
+    >>> cosine(teacher, -student).item()
+    -1.0
+
+    Args:
+        teacher: The teacher's output.
+        student: The student's output, of the same shape.
+        mask: (batch, tokens), true or 1 where a token counts.
+    """
     t, s = (as_real(tokens).flatten(2) for tokens in _both(teacher, student))
     alike: Tensor = torch.nn.functional.cosine_similarity(t, s, dim=-1)
     return average(alike, mask).mean()
 
 
 def squared_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return each sample's squared L2 distance per token, averaged over its tokens: (batch,)."""
+    """Return each sample's squared L2 distance per token, averaged over its tokens: (batch,).
+
+    >>> teacher, student = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
+    >>> squared_error(teacher, 2 * student).tolist()
+    [4.0, 4.0]
+
+    Args:
+        teacher: The teacher's output.
+        student: The student's output, of the same shape.
+        mask: (batch, tokens), true or 1 where a token counts.
+    """
     t, s = _both(teacher, student)
     return average(_square(s - t).sum(-1), mask)
 
@@ -69,6 +135,15 @@ def relative_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None)
     """Return each sample's squared error divided by its own teacher's mean square: (batch,).
 
     A teacher's output counts as at least FLOOR in each feature, so that one of zeros gives a finite error and gradient.
+
+    >>> teacher, student = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
+    >>> relative_error(teacher, 3 * student).tolist()
+    [4.0, 4.0]
+
+    Args:
+        teacher: The teacher's output.
+        student: The student's output, of the same shape.
+        mask: (batch, tokens), true or 1 where a token counts.
     """
     t = as_tokens(teacher)
     energy = average(_square(t).sum(-1), mask)
@@ -76,7 +151,17 @@ def relative_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None)
 
 
 def gram_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Compare the feature Gram matrices X'X: their squared distance over the teacher's squared norm, which has a floor too."""
+    """Compare the feature Gram matrices X'X: their squared distance over the teacher's squared norm, which has a floor too.
+
+    >>> teacher, student = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
+    >>> gram_error(teacher, -student).item()
+    0.0
+
+    Args:
+        teacher: The teacher's output.
+        student: The student's output, of the same shape.
+        mask: (batch, tokens), true or 1 where a token counts.
+    """
     t, s = (_rows(tokens, mask) for tokens in _both(teacher, student))
     gram_t, gram_s = t.mH @ t, s.mH @ s
     floor = (len(t) * FLOOR**2) ** 2 * t.shape[1]  # of independent features with a mean square of FLOOR**2
@@ -84,7 +169,17 @@ def gram_error(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> 
 
 
 def linear_cka(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return linear centred kernel alignment over all tokens of the batch, 1 for equal up to rotation and scale."""
+    """Return linear centred kernel alignment over all tokens of the batch, 1 for equal up to rotation and scale.
+
+    >>> teacher = torch.randn(2, 3, 4)
+    >>> round(linear_cka(teacher, 2 * teacher).item(), 4)
+    1.0
+
+    Args:
+        teacher: The teacher's output.
+        student: The student's output, of the same shape.
+        mask: (batch, tokens), true or 1 where a token counts.
+    """
     t, s = (_rows(tokens, mask) for tokens in _both(teacher, student, widths=False))
     t, s = t - t.mean(0), s - s.mean(0)
     across = _square(t.mH @ s).sum()
@@ -171,7 +266,15 @@ def samples(output: Tensor) -> int:
 
 
 def move_features(output: Tensor, axis: int) -> Tensor:
-    """Put the features of an output, which are at this axis, where `as_tokens` reads them."""
+    """Put the features of an output, which are at this axis, where they are read.
+
+    >>> move_features(torch.zeros(2, 7, 7, 8), -1).shape
+    torch.Size([2, 8, 7, 7])
+
+    Args:
+        output: What a module returned.
+        axis: Where its features are: that of `feature_axis`.
+    """
     if axis == 0 or not -output.dim() < axis < output.dim():
         raise PlanError(
             f"axis {axis} cannot hold the features.",
@@ -184,11 +287,14 @@ def move_features(output: Tensor, axis: int) -> Tensor:
 def feature_axis(modules: Iterable[nn.Module], output: Tensor) -> int:
     """Find the axis of the features, 1 or -1: that whose size the layers of the module return which made the output.
 
-    `modules` are this module and then those around it: the first in which one of the two sizes occurs decides. If both sizes
-    occur, the features are last where there are only layers that act on the last dimension.
+    If both sizes occur, the features are last where there are only layers that act on the last dimension.
 
     >>> feature_axis([nn.LayerNorm(8)], torch.zeros(2, 7, 7, 8)), feature_axis([nn.Conv2d(3, 8, 1)], torch.zeros(2, 8, 7, 7))
     (-1, 1)
+
+    Args:
+        modules: The module and then those around it: the first in which one of the two sizes occurs decides.
+        output: What the module returned.
     """
     usual = _usual_axis(output)
     if output.dim() < 3:

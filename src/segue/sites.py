@@ -11,9 +11,15 @@ from typing import Annotated, TypeAlias
 from torch import nn
 
 from segue.border import Count, Rule, checked
+from segue.display import Shown, Table
 from segue.errors import SiteError, nearest
 
-__all__ = ["Pattern", "Selector", "Site", "Span", "is_seam", "name_matches", "select"]
+__all__ = ["Pattern", "Selector", "Site", "Span", "select"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 MOST_ALTERNATIVES = 10_000
 
@@ -72,6 +78,18 @@ class Site:
         return Span(layers, every=size, first=self.start, last=self.start + size - 1)
 
 
+class Sites(Shown, list[Site]):
+    """A list of sites that a notebook shows as a table."""
+
+    def __repr__(self) -> str:
+        return self._table().text()
+
+    def _table(self) -> Table:
+        headings = ("site", "also known as", "layers", "depth")
+        rows = [(site.name, ", ".join(site.aliases), str(len(site.members) or 1), str(site.depth)) for site in self]
+        return Table(f"{len(self)} site{'s' * (len(self) != 1)}", headings, rows)
+
+
 @checked
 def select(model: nn.Module, sites: Selector) -> list[Site]:
     """Find the sites that a selector names, in the order of the model.
@@ -81,8 +99,10 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
     >>> [site.name for site in select(model, "{0,2}")]
     ['0', '2']
 
-    A selector is a glob (`*` is one name segment, `**` any number, `{0,2}` alternatives, `{4..11}` a range), a regular
-    expression after `re:`, a module type, a function of name and module, a `Span` of layers, or a sequence of these.
+    Args:
+        model: The model to look in.
+        sites: A glob (`*` is one name segment, `**` any number, `{0,2}` alternatives, `{4..11}` a range), a regular expression
+            after `re:`, a module type, a function of name and module, a `Span` of layers, or a sequence of these.
     """
     named = dict(model.named_modules(remove_duplicate=False))
     named.pop("", None)
@@ -120,7 +140,7 @@ def select(model: nn.Module, sites: Selector) -> list[Site]:
         Site(names[0], tuple(names[1:]), group, _depth(names[0], i), i, start=starts.get(names[0], 0))
         for i, (names, group) in enumerate(zip(found, members, strict=True))
     ]
-    return [replace(site, count=len(result)) for site in result]
+    return Sites(replace(site, count=len(result)) for site in result)
 
 
 def _has_module(value: object) -> bool:

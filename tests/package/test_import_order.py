@@ -17,6 +17,7 @@ VOCABULARY = {
     "settings",
     "border",
     "phases",
+    "display",
 }
 ORDER = (
     "vocabulary",

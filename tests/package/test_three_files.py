@@ -53,9 +53,9 @@ METHOD = {
     "src/segue/methods.py": '''
 
 @method(label="Slow DCR")
-def slow_dcr(*, sites: Selector, **settings: Any) -> Plan:
+def slow_dcr(sites: Selector, **settings: Unpack[PlanKeywords]) -> Plan:
     """DCR that begins at one half."""
-    return dcr(sites=sites, **{"schedule": aggr20(start=0.5), **settings})
+    return _plan(sites, settings, schedule=aggr20(start=0.5))
 ''',
     "tests/vocabulary/test_methods.py": """
 

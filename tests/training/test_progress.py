@@ -1,7 +1,15 @@
 """Progress: a bar in a terminal, a few complete lines in a log."""
 
+import fcntl
 import io
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
 
 import pytest
 
@@ -135,3 +143,46 @@ def test_the_time_left_knows_that_the_second_half_is_slower(monkeypatch):
     clock.now += 40  # 2 s a step, in the first half
     show(20)
     assert "20/40 [00:40<02:00,  2.00s/it]" in out.getvalue().splitlines()[-1]  # 6 s a step, in the second
+
+
+IN_A_TERMINAL = """
+import os, time
+from segue.training.progress import Progress
+show = Progress("training", total=40)
+show.bar.mininterval = 0  # every step is drawn
+for step in range(40):
+    show(step + 1, "loss 0.3141, guidance 0.1234, distill 0.1234, students: KL 0.0868, same first choice 90.5 %")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("columns", [80, 0], ids=["80 columns", "unknown width"])
+def test_forty_steps_are_one_line_in_a_terminal(columns):
+    """What a real terminal gets: no line is longer than it, so that the next one is drawn over it."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    running = subprocess.Popen([sys.executable, "-c", IN_A_TERMINAL], stderr=theirs, stdin=subprocess.DEVNULL)
+    os.close(theirs)
+    written = b""
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 65536):
+            written += part
+    os.close(ours)
+    assert running.wait() == 0
+    text = written.decode()
+    assert text.count("\n") == 1
+    drawn = text.replace("\n", "").split("\r")
+    assert len(drawn) > 40
+    assert max(map(len, drawn)) <= 80
+
+
+def test_a_notebook_without_widgets_gets_one_line_too():
+    class Stream(io.StringIO):
+        __module__ = "ipykernel.iostream"
+
+    out = Stream()
+    show = Progress("training", total=40, out=out)
+    for step in range(40):
+        show(step + 1, "loss 0.3")
+    assert out.getvalue().count("\n") == 1
+    assert "\r" in out.getvalue()

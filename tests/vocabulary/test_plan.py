@@ -99,4 +99,4 @@ def test_impossible_plans_are_refused(settings, says):
 
 
 def test_a_plan_prints_its_configuration():
-    assert "schedule=Piecewise(points=((0.0, 1.0), (0.1, 0.3), (0.2, 0.0)))" in repr(Plan(sites="x"))
+    assert "schedule=Piecewise(points=((0.0, 0.9), (0.1, 0.3), (0.2, 0.0)))" in repr(methods.theseus("x"))

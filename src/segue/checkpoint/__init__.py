@@ -3,3 +3,7 @@
 from segue.checkpoint.state import load_, save
 
 __all__ = ["load_", "save"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ from segue.settings import unsaved
 from segue.sites import select
 
 ADAPTIVE = encode(Adaptive())["kind"]
+LOGGER = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
@@ -51,8 +53,24 @@ def save(
 ) -> Path:
     """Save a running handover, or a finalized model, and return the folder of this checkpoint.
 
+    >>> import torch
+    >>> import segue
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    >>> handover = segue.replace_(model, segue.methods.dcr_dfg("0"), total_steps=10)
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     segue.save(handover, folder).exists()
+    True
+
     A handover is saved without its teachers: students, plan, step and random states, and the part of the backbone that trains.
-    A finalized model is saved completely. The `keep` newest checkpoints stay; in a distributed run rank 0 writes.
+    A finalized model is saved completely. In a distributed run rank 0 writes.
+
+    Args:
+        target: A running Handover, or a finalized model.
+        folder: Where checkpoints go, one folder each.
+        optimizer: Saved with a Handover.
+        lr_scheduler: Saved with a Handover.
+        keep: The number of newest checkpoints that stay.
     """
     model = target.model if isinstance(target, Handover) else target
     state, tensors = _handover_state(target) if isinstance(target, Handover) else _model_state(target)
@@ -79,13 +97,28 @@ def load_(
     allow_changes: Sequence[str] = (),
     **given: Any,
 ) -> Any:
-    """Resume from a checkpoint, in place.
+    """Resume from a checkpoint, in place, and return the running Handover, or the finalized model.
 
-    In a plain model, rebuild what was saved and return it: the running Handover, or the finalized model. A Handover is set
-    to the saved step, with its optimizer and learning-rate scheduler, and returned. `given` supplies the parts of the plan
-    that could not be saved (`student=my_factory`). A model that had been cast is cast again. Everything is read and checked
-    first: a call that fails changes nothing. Another plan, length or optimizer is refused, and what differs is listed;
-    `allow_changes=("plan.schedule",)` says that it may.
+    >>> import torch
+    >>> import segue
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    >>> handover = segue.replace_(model, segue.methods.dcr_dfg("0"), total_steps=10)
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = segue.save(handover, folder)
+    ...     original = handover.cancel_()
+    ...     segue.load_(original, folder).steps_done
+    0
+
+    A model that had been cast is cast again. Everything is read and checked first: a call that fails changes nothing.
+
+    Args:
+        target: A plain model, in which what was saved is rebuilt, or a Handover, which is set to the saved step.
+        folder: That of `segue.save`, or one checkpoint in it.
+        optimizer: Restored with a Handover; build it from `handover.parameters()` first.
+        lr_scheduler: Restored with a Handover.
+        allow_changes: Settings that may differ from those saved, such as ("plan.schedule",); others are refused and listed.
+        given: Parts of the plan that could not be saved, such as student=my_factory.
     """
     saved = folders.read(Path(folder))
     if isinstance(target, Handover):
@@ -302,6 +335,7 @@ def _restoring(
         randomness.restore_this_rank(random)
         packing.copy_(targets, stored, undo)
         yield undo
+    LOGGER.info("%s: restored %d tensors, %s", saved.folder, len(targets), ", ".join([*given, "the random states"]))
 
 
 def rebuild_(model: nn.Module, record: dict[str, Any], stored: dict[str, Tensor], given: dict[str, Any]) -> nn.Module:
@@ -320,6 +354,7 @@ def rebuild_(model: nn.Module, record: dict[str, Any], stored: dict[str, Tensor]
         packing.require_same_shapes(targets, stored)
         packing.copy_(targets, stored, undo)
         model.segue = record  # type: ignore[assignment]
+    LOGGER.info("%s: rebuilt with %d tensors of a finalized model", type(model).__name__, len(stored))
     return model
 
 

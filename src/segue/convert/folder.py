@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import platform
 import shutil
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.convert import manifest, pretrained, speed
+from segue.convert.auto import config_class
 from segue.convert.data import Data
 from segue.convert.options import Conversion
 from segue.convert.pretrained import Base
@@ -116,12 +116,9 @@ def _write_model(draft: Path, base: Base, state: dict[str, Tensor], dtype: torch
     tied = [name for name in getattr(model, "all_tied_weights_keys", {}) if name in state]  # stored once, as the embedding
     named = {name: cast[id(x)] for name, x in state.items()}
     save_torch_state_dict(named, draft, metadata={"format": "pt"}, shared_tensors_to_discard=tied)
-    config = copy.deepcopy(model.config)
-    config.dtype = dtype
-    config.architectures = base.config["architectures"]
-    if hasattr(config, "quantization_config"):  # of a GGUF file, whose weights are float32 now
-        del config.quantization_config
-    config.save_pretrained(draft)
+    stored = str(dtype).removeprefix("torch.")
+    described = {**base.config, "dtype": stored}
+    config_class()(described, architectures=base.config["architectures"], dtype=stored).save_pretrained(draft)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(draft)
     base.save_processor(draft)
@@ -244,7 +241,8 @@ import segue
 model = segue.from_pretrained("THIS_FOLDER")  # a plain transformers model, in evaluation mode
 ```
 
-Load it with Segue: transformers alone builds the original's modules with random weights.
+After `import segue.convert` transformers' Auto classes load it too. Without Segue they refuse it: its modules are not those of
+the original.
 
 ## Results
 

@@ -18,7 +18,7 @@ from segue.sites import Span
 KINDS = {
     name: made for name in students.__all__ if dataclasses.is_dataclass(made := getattr(students, name)) and callable(made)
 }
-FACTORIES = [name for name, kind in KINDS.items() if [*inspect.signature(kind.__call__).parameters][1:] == ["teacher", "site"]]
+FACTORIES = students.names()
 PARTS = {kind.partition(".")[2]: made for kind, made in SERIALIZER.kinds.items()}  # all that a plan is made of, by name
 LOSSES = [kind.partition(".")[2] for kind in SERIALIZER.kinds if kind.startswith("losses.")]
 OPTIONS = ("sites", "student", "train", "seed", "distill", "guidance")  # of a plan, each with its own on the command line
@@ -96,7 +96,9 @@ def sites(text: str) -> str | Span:
         return Span(*given, **{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
     except (SyntaxError, ValueError, TypeError, AssertionError) as error:
         hint = "give for example \"Span('model.layers', every=2)\"."
-        raise ConfigError(f"{text!r} is not a span of layers.", f"It cannot be parsed: {error}.", hint) from None
+        raise ConfigError(
+            f"{text!r} is not a span of layers.", f"It cannot be parsed: {str(error).splitlines()[0].rstrip('.')}.", hint
+        ) from None
 
 
 def _call(text: str, names: list[str], refuse: Refuse) -> ast.Call:

@@ -54,14 +54,22 @@ def from_pretrained(
 ) -> Any:
     """Load a converted model: the original's architecture with its students, in evaluation mode.
 
-    The folder comes from `segue convert`, or from a Hugging Face Trainer with Segue's callback. A folder with a file that is
-    missing, changed or added is refused, unless `verify=False`; so is one whose digest, which its card shows, is not `digest`.
-    `dtype` defaults to the record's. `given` supplies parts of the plan that could not be saved, such as your own student.
+    The folder comes from `segue convert`, or from a Hugging Face Trainer with Segue's callback.
+
+        model = segue.from_pretrained("DIR")
+        tokenizer = transformers.AutoTokenizer.from_pretrained("DIR")
+
+    Args:
+        folder: The folder of the converted model.
+        dtype: That of the weights; by default the record's.
+        verify: Refuse a folder with a file that is missing, changed or added.
+        digest: Refuse a folder whose digest, which its card shows, is another one.
+        given: Parts of the plan that could not be saved, such as your own student.
     """
     path = Path(folder)
     record = read_record(path)
     if verify or digest is not None:
-        _verify(path, record, digest)
+        verified(path, record, digest)
     try:
         with hub_offline():
             model: Any = _built(record, dtype)
@@ -161,7 +169,7 @@ def _damaged(folder: Path, why: str) -> CheckpointError:
     return manifest.refused(folder, f"Its record cannot be read ({why}).")
 
 
-def _verify(folder: Path, record: dict[str, Any], digest: str | None) -> None:
+def verified(folder: Path, record: dict[str, Any], digest: str | None = None) -> None:
     """Refuse files that are missing, changed or added, as far as the folder can tell."""
     if record.get("format") == FORMAT or (folder / manifest.FILE).exists():
         manifest.verify(folder, digest)

@@ -29,7 +29,7 @@ class Copied:
     def __deepcopy__(self, memo: dict[int, Any]) -> Copied:
         if id(self.model) in memo:
             warnings.warn(
-                f"the copy of a model in a handover does not follow it: it stays as it is now, {self!r}. To keep an average "
+                f"the copy of a model in a handover does not follow it: it stays as it is now, {self}. To keep an average "
                 "of the weights, or to train both, copy the handover (twin = copy.deepcopy(handover), twin.model) and call "
                 "step() on both.",
                 SegueWarning,

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from segue.border import NotNegative, PositiveInt, Unit, checked
-from segue.core import surgery, views
+from segue.core import events, showing, surgery, views
 from segue.core.auxiliary import AuxiliaryLosses, frozen_original
 from segue.core.backbone import Backbone
 from segue.core.blending import blendable, padding_mask
@@ -31,14 +31,15 @@ from segue.core.shortening import unrebuilt, warn_of
 from segue.core.step_rates import StepRates
 from segue.core.step_state import StepState, checked_total, closed_in_graphs, progress_at, step_state
 from segue.core.student_steps import begin_step
-from segue.core.trained import trained_parameters
+from segue.core.trained import summary, trained_parameters
 from segue.core.transaction import all_or_nothing
 from segue.core.verify import OptimizerWatch, Verification, verify
+from segue.display import Shown, Table
 from segue.errors import HandoverError
 from segue.phases import Kind, Phase, at, grouped_by_kind, schedules_of
 from segue.plan import Plan, encode
 from segue.schedules import Schedule, is_adaptive, refuse_unmatched
-from segue.similarity import Similarity
+from segue.similarity import Similarities
 from segue.sites import select
 from segue.students.calibration import Calibration
 from segue.students.closed_form import ClosedForm, FarFactor
@@ -53,12 +54,18 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: PositiveInt | None = 
     >>> from torch import nn
     >>> import segue
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    >>> segue.replace_(model, segue.Plan(sites="0"), total_steps=100)
-    Handover(Sequential, 1 site, step 0 of 100, alpha 1)
+    >>> handover = segue.replace_(model, segue.Plan(sites="0"), total_steps=100)
+    >>> handover.alphas
+    {'0': 1.0}
 
-    Everything is checked before the model is changed. `example` is one batch (a tensor, a tuple of arguments or a dict of
-    keyword arguments) on which each student is tried first; without it, students are checked on the first forward.
-    `total_steps` may be set later: `handover.total_steps = n`.
+    Everything is checked before the model is changed.
+
+    Args:
+        model: The pretrained model, changed in place.
+        plan: What is replaced, by what, and how.
+        total_steps: The number of optimizer steps of the run; may be set later: `handover.total_steps = n`.
+        example: One batch (a tensor, a tuple of arguments or a dict of keyword arguments) on which each student is tried first;
+            without it, students are checked on the first forward.
     """
     surgery.refuse_wrapped(model)
     sites = select(model, plan.sites)
@@ -80,7 +87,7 @@ def replace_(model: nn.Module, plan: Plan, *, total_steps: PositiveInt | None = 
         return handover
 
 
-class Handover(Copied):
+class Handover(Copied, Shown):
     """Drive a replacement: `step()` once per optimizer step, `finalize_()` at the end."""
 
     def __init__(self, backbone: Backbone, students: dict[str, nn.Module], total_steps: int | None) -> None:
@@ -96,6 +103,7 @@ class Handover(Copied):
         self.unrebuilt: list[str] = []  # what the configuration of the shorter model cannot describe
         self.one_thread = views.OneThread()
         self.is_compiled = False  # the root model has been compiled, not only parts of it
+        self.compared: tuple[int, Similarities] | None = None  # the step of the last similarity, and what it was
         self.last_input: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self.closed_loop = ClosedLoop(plan, sites)  # of an adaptive schedule
         state = self._state_at(0, total_steps)  # asks the user's functions before anything changes
@@ -111,6 +119,7 @@ class Handover(Copied):
         self._install()
         self.follow(state)
         self._begin_step()
+        events.begun(self)
         self._optimizers.listen()  # last: nothing after it can fail
 
     def _install(self) -> None:
@@ -189,13 +198,20 @@ class Handover(Copied):
         self._require_length("step()")
         self._optimizers.refuse_foreign()
         self.auxiliary.refuse_unused()
+        events.warn_past_the_end(self)
+        before, phase = self.state, self.phase
         self._go_to(self.steps_done + 1)
+        events.arrived(self, before, self.state, phase)
 
     @checked
     def raise_alpha(self, alphas: Mapping[str, Unit], *, over: PositiveInt) -> None:
-        """Raise alpha at some sites to at least these values; over so many steps it falls back to what the schedule says.
+        """Raise alpha at some sites to at least these values; it falls back to what the schedule says.
 
         It is back after half of the steps that are left at the latest, so that alpha reaches 0 in time.
+
+        Args:
+            alphas: By name of the site.
+            over: Steps until the schedule decides alone again.
         """
         self.require_running("raise_alpha()")
         steps_left = self._require_length("raise_alpha()") - self.steps_done
@@ -205,7 +221,11 @@ class Handover(Copied):
 
     @checked
     def reschedule(self, schedule: Schedule) -> None:
-        """Follow another schedule from this step on: it becomes that of the plan, which checkpoints hold."""
+        """Follow another schedule from this step on: it becomes that of the plan, which checkpoints hold.
+
+        Args:
+            schedule: (progress, site) -> alpha, of the whole run.
+        """
         self.require_running("reschedule()")
         if self.plan.phases or self.closed_loop.sites or is_adaptive(schedule):
             raise HandoverError(
@@ -276,7 +296,11 @@ class Handover(Copied):
 
     @checked
     def weighted(self, task_loss: Tensor) -> Tensor:
-        """Return the loss of the task times the weight that the phase gives it."""
+        """Return the loss of the task times the weight that the phase gives it.
+
+        Args:
+            task_loss: A scalar.
+        """
         weight = 1.0 if self.phase is None else self.phase.task
         if weight == 0.0 and self.auxiliary.distill > 0:
             return task_loss.detach() * weight  # no backward: distillation reaches all parameters, which DDP waits for
@@ -285,8 +309,17 @@ class Handover(Copied):
     def aux_loss(self, mask: Tensor | None = None, *, output_mask: Tensor | None = None) -> Tensor:
         """Return the weighted sum of guidance and distillation over the samples of the forwards since the last call.
 
-        `mask` is 1 where a token counts and 0 where it is padding; distillation takes `output_mask`, if there is one, such as
-        of the tokens that a chat's assistant writes. The sum is 0 in evaluation and when the plan has neither.
+        >>> import torch
+        >>> import segue
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        >>> handover = segue.replace_(model, segue.methods.dcr_dfg("0"), total_steps=10)
+        >>> loss = model(torch.randn(8, 4)).square().mean() + handover.aux_loss()
+
+        The sum is 0 in evaluation and when the plan has neither.
+
+        Args:
+            mask: 1 where a token counts and 0 where it is padding.
+            output_mask: The same for distillation, such as of the tokens that a chat's assistant writes; by default `mask`.
         """
         parts = self.losses(mask, output_mask=output_mask)
         device = next(iter(self.seams.values())).student_weight.device
@@ -294,7 +327,12 @@ class Handover(Copied):
 
     @checked
     def losses(self, mask: Tensor | None = None, *, output_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the named parts of `aux_loss`: 'guidance/<site>' and 'distill'."""
+        """Return the named parts of `aux_loss`: 'guidance/<site>' and 'distill'.
+
+        Args:
+            mask: As in `aux_loss`.
+            output_mask: As in `aux_loss`.
+        """
         self.require_running("aux_loss()")
         return self.auxiliary.losses(self.model, mask, self.as_teacher, output_mask)
 
@@ -307,6 +345,9 @@ class Handover(Copied):
         """Return what trains as groups for an optimizer, by kind ("new", "copied", "backbone"); biases and norms do not decay.
 
         A phase or recipe with `Rates` gives each kind its own learning rate.
+
+        Args:
+            weight_decay: Of all other parameters.
         """
         return grouped_by_kind(((parameter, kind) for _, parameter, kind in self._trained()), weight_decay)
 
@@ -316,6 +357,9 @@ class Handover(Copied):
 
         Between its steps, and where a phase says nothing, the optimizer has those of its own scheduler. `segue.fit` and the
         callbacks do this themselves.
+
+        Args:
+            optimizer: Yours, made of `parameters()` or `parameter_groups()`.
         """
         if self.plan.phases:
             self.rates.schedule(self, optimizer)
@@ -331,6 +375,15 @@ class Handover(Copied):
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield what trains: the students, with train="all" also the backbone where it was not frozen; never a teacher."""
         return (parameter for _, parameter in self.named_parameters())
+
+    def print_trainable_parameters(self) -> None:
+        """Print how many parameters train, of which kinds, and how many the teachers hold beside them.
+
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        >>> replace_(model, Plan(sites="0")).print_trainable_parameters()
+        trainable: 20 of 30 parameters (66.7%; new 20); teachers beside them: 20
+        """
+        print(summary(self))
 
     def units(self) -> list[nn.Module]:
         """Return every teacher (of a span, its layers) and student; with FSDP2, shard each as its own unit, then the model."""
@@ -348,10 +401,22 @@ class Handover(Copied):
         return views.viewing(self, View.STUDENT)
 
     @checked
-    def similarity(self, *args: Any, padding_mask: Tensor | None = None, **kwargs: Any) -> dict[str, Similarity]:
+    def similarity(self, *args: Any, padding_mask: Tensor | None = None, **kwargs: Any) -> Similarities:
         """Compare the two sides at every site on the same input: the students' own stream, in evaluation.
 
+        >>> import torch
+        >>> import segue
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        >>> handover = segue.replace_(model, segue.methods.dcr_dfg("0"), total_steps=10)
+        >>> list(handover.similarity(torch.randn(8, 4)))
+        ['0']
+
         Call it as you call the model. Without arguments it takes the last training batch.
+
+        Args:
+            args: The model's arguments.
+            padding_mask: (batch, tokens), 1 where a token counts.
+            kwargs: The model's keyword arguments.
         """
         self.require_teachers("similarity()")
         if not args and not kwargs:
@@ -367,10 +432,13 @@ class Handover(Copied):
         return similar
 
     @checked
-    def comparing(self, padding_mask: Tensor | None = None) -> AbstractContextManager[dict[str, Similarity]]:
+    def comparing(self, padding_mask: Tensor | None = None) -> AbstractContextManager[Similarities]:
         """Compare the two sides in the forwards of a `with` block, which show the students alone, in evaluation.
 
         The dictionary is filled when the block ends.
+
+        Args:
+            padding_mask: (batch, tokens), 1 where a token counts.
         """
         self.require_teachers("comparing()")
         return views.comparing(self, padding_mask)
@@ -379,8 +447,6 @@ class Handover(Copied):
     def features(self, mask: Tensor | None = None, *, complete: bool = True) -> AbstractContextManager[Features]:
         """Record the inputs and outputs of all teachers in a `with` block, whose forwards are those of the original model.
 
-        With `complete=False` the block ends when the last site has returned: the head, and a loss, are not computed.
-
         The students then learn from them without the model, as long as alpha is 1, in as many updates as you like:
 
             with handover.features() as features:
@@ -388,6 +454,10 @@ class Handover(Copied):
             for loss in features.losses(split=4, reuse=4):
                 loss.backward(); optimizer.step(); optimizer.zero_grad()
             handover.step()
+
+        Args:
+            mask: (batch, tokens), 1 where a token counts.
+            complete: With False the block ends when the last site has returned: the head, and a loss, are not computed.
         """
         self.require_teachers("features()")
         if not self.auxiliary.guidance:
@@ -410,11 +480,21 @@ class Handover(Copied):
         *,
         mask: Callable[[Any], Tensor | None] = padding_mask,
     ) -> dict[str, Fitted]:
-        """Fit the students to their teachers on a few batches before training, in closed form; by default `LeastSquares()`.
+        """Fit the students to their teachers on a few batches before training, in closed form.
 
-        A batch is what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments. `mask` finds
-        its padding (1 where a token counts; by default its `attention_mask`). Returns each student's error on samples that
-        are held out.
+        >>> import torch
+        >>> import segue
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        >>> handover = segue.replace_(model, segue.methods.dcr_dfg("0"), total_steps=10)
+        >>> list(handover.calibrate([torch.randn(64, 4)]))
+        ['0']
+
+        Returns each student's error on samples that are held out.
+
+        Args:
+            batches: What the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments each.
+            method: `LeastSquares()` by default, `ClosedForm()` for gated students, `FarFactor()`, or your own.
+            mask: batch -> its padding, 1 where a token counts; by default its `attention_mask`.
         """
         self.require_teachers("calibrate()")
         if isinstance(method, ClosedForm):
@@ -425,7 +505,19 @@ class Handover(Copied):
 
     @checked
     def verify(self, *args: Any, optimizer: Optimizer | None = None, **kwargs: Any) -> Verification:
-        """Prove on your own batch that the handover is exact; returns a readable report, raises if something fails."""
+        """Prove on your own batch that the handover is exact; returns a readable report, raises if something fails.
+
+        >>> import torch
+        >>> import segue
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        >>> handover = segue.replace_(model, segue.methods.dcr_dfg("0"), total_steps=10)
+        >>> report = handover.verify(torch.randn(8, 4), optimizer=torch.optim.AdamW(handover.parameters()))
+
+        Args:
+            args: The model's arguments.
+            optimizer: Yours: it must hold what trains, and nothing of a teacher.
+            kwargs: The model's keyword arguments.
+        """
         self.require_teachers("verify()")
         return verify(self, args, kwargs, optimizer)
 
@@ -433,7 +525,10 @@ class Handover(Copied):
     def finalize_(self, *, force: bool = False) -> nn.Module:
         """Put the students in place of the seams: a plain model again, with the original names.
 
-        Refused while a teacher still has a share, unless forced. The plan stays with the model as `model.segue`, plain data.
+        The plan stays with the model as `model.segue`, plain data.
+
+        Args:
+            force: Also while a teacher still has a share, which is refused otherwise.
         """
         self.require_running("finalize_()")
         return finalize_(self, force=force)
@@ -455,6 +550,7 @@ class Handover(Copied):
     def end(self, how: str) -> None:
         """Take the handover's hooks out of the model, and give the backbone back what it was."""
         self._ended = how
+        events.ended(self, how)
         for handle in self._handles:
             handle.remove()
         self.backbone.restore()
@@ -518,11 +614,18 @@ class Handover(Copied):
                 "plan with release=False to keep them.",
             )
 
+    def plot(self) -> Any:
+        """Draw the alpha of every site over the run, and the present step; needs matplotlib.
+
+        Returns a matplotlib figure, which a notebook shows: `handover.plot().savefig("alphas.png")` elsewhere.
+        """
+        return showing.plot(self)
+
+    def __str__(self) -> str:
+        return showing.line(self)
+
     def __repr__(self) -> str:
-        alphas = sorted({f"{alpha:.3g}" for alpha in self.alphas.values()})
-        span = alphas[0] if len(alphas) == 1 else f"{alphas[0]} to {alphas[-1]}"
-        sites = f"{len(self.sites)} site{'s' * (len(self.sites) != 1)}"
-        return (
-            f"Handover({type(self.model).__name__}, {sites}, step {self.steps_done} of "
-            f"{self._total_steps or 'an unknown total'}, alpha {span})"
-        )
+        return self._table().text()
+
+    def _table(self) -> Table:
+        return showing.table(self)

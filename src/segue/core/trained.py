@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -37,3 +38,15 @@ def trained_parameters(handover: Handover) -> Iterator[tuple[str, nn.Parameter, 
             "and the model around them is frozen.",
             'let the model adapt: Plan(train="all").',
         )
+
+
+def summary(handover: Handover) -> str:
+    """Say how many parameters train, of which kinds, and what the teachers add until the end."""
+    trained = Counter[str]()
+    for _, parameter, kind in trained_parameters(handover):
+        trained[kind] += parameter.numel()
+    teachers = {id(p): p for seam in handover.seams.values() if seam.teacher is not None for p in seam.teacher.parameters()}
+    rest = sum(p.numel() for p in handover.model.parameters() if id(p) not in teachers)  # the finished model
+    total, kinds = sum(trained.values()), ", ".join(f"{kind} {count:,}" for kind, count in sorted(trained.items()))
+    frozen = sum(p.numel() for p in teachers.values())
+    return f"trainable: {total:,} of {rest:,} parameters ({total / rest:.1%}; {kinds}); teachers beside them: {frozen:,}"

@@ -20,6 +20,7 @@ from segue.core.seam import Seam, is_sharded
 from segue.core.surgery import finished_in_place, original_in_place
 from segue.core.tensor_files import fingerprint, same_bits
 from segue.core.views import gradients, isolated
+from segue.display import Shown, Table
 from segue.errors import HandoverError, SegueWarning, StudentError, VerificationError
 from segue.similarity import as_real
 
@@ -40,8 +41,8 @@ class Check:
     detail: str = ""
 
 
-@dataclass
-class Verification:
+@dataclass(repr=False)
+class Verification(Shown):
     """The report of `handover.verify`."""
 
     checks: list[Check] = field(default_factory=list)
@@ -61,6 +62,13 @@ class Verification:
             for check in self.checks
         ]
         return "\n".join([*lines, *(f"note  {text}" for text in self.warnings)])
+
+    __repr__ = __str__
+
+    def _table(self) -> Table:
+        passed = sum(check.passed for check in self.checks)
+        rows = [("ok" if check.passed else "FAIL", check.claim, check.detail) for check in self.checks]
+        return Table(f"{passed} of {len(rows)} checks pass", ("", "claim", "detail"), rows, self.warnings)
 
 
 def verify(handover: Handover, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Optimizer | None) -> Verification:

@@ -17,7 +17,7 @@ from segue.core.modes import View, Watch
 from segue.core.seam import Seam
 from segue.core.tensor_files import full
 from segue.errors import HandoverError
-from segue.similarity import Similarity, measured, samples
+from segue.similarity import Similarities, Similarity, measured, samples
 
 if TYPE_CHECKING:
     from segue.core.handover import Handover
@@ -113,12 +113,12 @@ def recording(seams: Iterable[Seam], watch: Watch) -> Iterator[None]:
 @contextmanager
 def comparing(
     handover: Handover, padding_mask: Tensor | None, names: Sequence[str] = Similarity._fields
-) -> Iterator[dict[str, Similarity]]:
+) -> Iterator[Similarities]:
     """Compare the two sides in the forwards of a `with` block, which show the students alone, in evaluation.
 
     Measures that are not named are NaN, unless the schedule observes them.
     """
-    similar: dict[str, Similarity] = {}
+    similar = Similarities()
     seams = handover.seams
     observe = getattr(handover.plan.schedule, "observe", None)
     names = names if observe is None else Similarity._fields
@@ -133,6 +133,7 @@ def comparing(
                 values = [value for t, s in full for value in measured(names, t, s, padding_mask)]
                 found[name] = values, [samples(s) for _, s in full]
         similar |= _on_host(found, names)
+    handover.compared = handover.steps_done, similar
     if observe is not None:
         observe(handover.progress, similar)
 

@@ -20,6 +20,11 @@ _FOUND = {
 globals().update(_FOUND)
 __all__ = ["normalise", *_FOUND]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any: ...

@@ -72,6 +72,12 @@ def normalise(
 
     >>> normalise(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8), mean=(0.5,), std=(0.25,)).unique()
     tensor([2.])
+
+    Args:
+        images_uint8: (N, C, H, W), from 0 to 255.
+        mean: Of each channel, on a scale from 0 to 1.
+        std: Of each channel.
+        size: Pixels of each side.
     """
     problem = f"The images cannot be normalised by mean={mean} and std={std}."
     if images_uint8.dtype != torch.uint8 or images_uint8.ndim != 4:

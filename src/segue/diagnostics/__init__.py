@@ -20,3 +20,7 @@ __all__ = [
     "gate_gradient_variance",
     "loss_path",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -19,6 +19,7 @@ from segue.core.blending import blendable, call_arguments, calling, tensors
 from segue.core.handover import Handover
 from segue.core.steps_taken import StepsTaken
 from segue.diagnostics.counting import StepCosts
+from segue.display import Shown, Table
 from segue.errors import SegueWarning
 from segue.gates import Blend
 from segue.losses import LogitDistillation
@@ -40,6 +41,7 @@ HEADINGS = (
     "bytes / student-only",
     "parameters held",
 )
+NARROW = 4  # columns that a terminal shows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(Shown):
     """The cost of a plan by phase and over the complete run, and of the two trainings that it is compared with."""
 
     phases: tuple[Phase, ...]
@@ -124,6 +126,15 @@ class Cost:
         """Format the cost as a Markdown table and three notes."""
         lines = [f"| {' | '.join(cells)} |" for cells in (list(HEADINGS), ["---"] * len(HEADINGS), *map(self.cells, self.rows))]
         return "\n".join([*lines, "", *self.notes])
+
+    def __repr__(self) -> str:
+        rows = [self.cells(row)[:NARROW] for row in self.rows]
+        return Table(
+            f"Cost({self.steps:,} steps)", ("phase", "steps", "per step", "/ student-only"), rows, self.notes[:1]
+        ).text()
+
+    def _table(self) -> Table:
+        return Table(f"cost of {self.steps:,} steps", HEADINGS, [self.cells(row) for row in self.rows], self.notes)
 
     def cells(self, phase: Phase) -> list[str]:
         """Format one phase, in the order of the headings."""
@@ -202,8 +213,14 @@ def cost(
     1.05
 
     It takes steps on a copy, one of each kind: without values where the model and the loss allow that, which is quick, and
-    real ones otherwise. `batch` is what the model is called with (a tensor, a tuple of arguments, a dict of keyword arguments),
-    or whatever `loss_fn(model, batch)` takes.
+    real ones otherwise.
+
+    Args:
+        model: The model before the replacement.
+        plan: What would be replaced, and how.
+        batch: What the model is called with (a tensor, a tuple or a dict of arguments), or what `loss_fn` takes.
+        total_steps: The length of the run.
+        loss_fn: (model, batch) -> scalar; without it the sum of the output is the loss.
     """
     loss_fn = loss_fn or _any_loss
     if _has_quick_count(model):

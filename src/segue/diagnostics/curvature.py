@@ -87,9 +87,27 @@ def curvature_bias(
 ) -> CurvatureBias:
     """Measure how far random mixing at a site moves the expected loss, and the paper's bound.
 
-    The curvature is measured at `points` points of the segment from teacher to student, by Lanczos' method with at most
-    `iterations` Hessian-vector products each. The gate is the plan's, or the one given, at `alpha` (None: the present one);
-    the other gates stay at their means.
+    The curvature is measured on the segment from teacher to student, by Lanczos' method; the other gates stay at their means.
+
+    >>> import torch
+    >>> import segue
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    >>> handover = segue.replace_(model, segue.methods.dcr_dfg("0"), total_steps=10)
+    >>> batches = [(torch.randn(8, 4), torch.randint(2, (8,)))]
+    >>> gate, loss_fn = segue.gates.Bernoulli(), segue.Classification()
+    >>> segue.diagnostics.curvature_bias(handover, batches, loss_fn, points=3, gate=gate).sites.keys()
+    dict_keys(['0'])
+
+    Args:
+        handover: A running handover whose teachers are still there.
+        batches: The population of minibatches, as `loss_fn` takes them.
+        loss_fn: (model, batch) -> scalar, the loss of the task; guidance is not part of it, as in the paper.
+        alpha: The teacher's share at every site; None means the present alphas.
+        sites: Names of the sites to measure; all by default.
+        gate: Another gate than the plan's.
+        points: Points of the segment.
+        iterations: Hessian-vector products at each point, at most.
+        seed: Of the first vector.
     """
     handover.require_teachers("curvature_bias()")
     distributions = site_distributions(handover, alpha, gate)

@@ -59,6 +59,10 @@ def distribution_of(gate: Gate, alpha: Unit) -> GateDistribution:
     0.1875
     >>> round(distribution_of(GumbelSoftmax(), 0.9).mean, 3)  # not 0.1
     0.184
+
+    Args:
+        gate: A gate of `segue.gates`, or a function (alpha, noise) -> weight.
+        alpha: The teacher's share.
     """
     for name in ("outcomes", "nodes"):
         if (stated := getattr(gate, name, None)) is not None:

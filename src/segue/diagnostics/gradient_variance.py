@@ -147,10 +147,29 @@ def gate_gradient_variance(
     """Measure how much of the variance of the students' gradients the gates cause, and how much the data.
 
     Exact by enumeration where the gates have few outcomes (one site; up to twelve coins), by quadrature for one soft gate, and
-    by `draws` seeded draws per minibatch with a standard error otherwise. `alpha` applies at every site; None means the present
-    alphas. `gate` measures another gate than the plan's, with the same students. `batches` is the population of minibatches,
-    `loss_fn(model, batch)` the task's loss; guidance is not part of it, as in the paper. The model runs in eval mode, so that
-    dropout adds nothing; the run is not changed.
+    by draws with a standard error otherwise. The model runs in eval mode, so that dropout adds nothing; the run is not changed.
+
+    >>> import torch
+    >>> import segue
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    >>> handover = segue.replace_(model, segue.methods.dcr_dfg("0"), total_steps=10)
+    >>> batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(2)]
+    >>> loss_fn = segue.Classification()
+    >>> found = segue.diagnostics.gate_gradient_variance(handover, batches, loss_fn, gate=segue.gates.Bernoulli())
+    >>> list(found.distributions)
+    ['0']
+
+    Args:
+        handover: A running handover whose teachers are still there.
+        batches: The population of minibatches, as `loss_fn` takes them.
+        loss_fn: (model, batch) -> scalar, the loss of the task; guidance is not part of it, as in the paper.
+        alpha: The teacher's share at every site; None means the present alphas.
+        sites: Names of the sites to measure; all by default.
+        draws: Seeded draws per minibatch, where nothing is exact.
+        gate: Another gate than the plan's, with the same students.
+        alone: Measure each site alone too.
+        most_outcomes: The most outcomes that are enumerated.
+        seed: Of the draws.
     """
     handover.require_teachers("gate_gradient_variance()")
     distributions = site_distributions(handover, alpha, gate)

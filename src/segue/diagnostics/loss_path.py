@@ -84,7 +84,23 @@ def loss_path(
 ) -> LossPath:
     """Measure the loss from each site's teacher to its student, and the paper's bound.
 
-    One site changes at a time; the gates of the others stay at their means at `alpha` (None: their present alphas).
+    One site changes at a time; the gates of the others stay at their means.
+
+    >>> import torch
+    >>> import segue
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    >>> handover = segue.replace_(model, segue.methods.dcr_dfg("0"), total_steps=10)
+    >>> batches = [(torch.randn(8, 4), torch.randint(2, (8,)))]
+    >>> segue.diagnostics.loss_path(handover, batches, segue.Classification(), points=3).sites.keys()
+    dict_keys(['0'])
+
+    Args:
+        handover: A running handover whose teachers are still there.
+        batches: The population of minibatches, as `loss_fn` takes them.
+        loss_fn: (model, batch) -> scalar, the loss of the task; guidance is not part of it, as in the paper.
+        alpha: The teacher's share at every site; None means the present alphas.
+        sites: Names of the sites to measure; all by default.
+        points: Points of the path, both ends among them.
     """
     handover.require_teachers("loss_path()")
     means = {name: one.mean for name, one in site_distributions(handover, alpha).items()}

@@ -28,6 +28,12 @@ except ImportError:
             "segue.integrations.lightning needs Lightning.", "It is not installed.", "pip install segue[lightning]"
         ) from None
 
+__all__ = ["HandoverCallback"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 class HandoverCallback(Driver, Callback):
     """Drive a handover from Lightning: `Trainer(callbacks=[HandoverCallback(plan)])`.

@@ -18,6 +18,13 @@ from segue.errors import CheckpointError, HandoverError, MissingExtraError, Segu
 from segue.integrations.driver import Driver
 from segue.sites import Selector, select
 
+__all__ = ["add_lora_", "base_of", "is_peft", "merge_lora_", "save_students_with_adapters"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 FILE = "segue_students.safetensors"
 
 
@@ -26,6 +33,12 @@ def add_lora_(model: nn.Module, sites: Selector, *, rank: PositiveInt, seed: See
     """Put LoRA adapters at the linear layers around the sites, except the output, freeze the rest, and return their names.
 
     They train in a handover with Plan(train="all"); `merge_lora_` makes it a plain model again.
+
+    Args:
+        model: The model, changed in place.
+        sites: Where the replacement will be.
+        rank: Of the adapters.
+        seed: Of their initial weights.
     """
     peft = _peft()
     inside = tuple(f"{name}." for site in select(model, sites) for name in (*site.names, *site.members))
@@ -53,7 +66,11 @@ def add_lora_(model: nn.Module, sites: Selector, *, rank: PositiveInt, seed: See
 
 @checked
 def merge_lora_(model: nn.Module) -> nn.Module:
-    """Add the adapters of `add_lora_` to the weights that they adapt, and take them out."""
+    """Add the adapters of `add_lora_` to the weights that they adapt, and take them out.
+
+    Args:
+        model: The model with the adapters.
+    """
     layer = _peft().tuners.lora.LoraLayer
     for name, module in [(name, module) for name, module in model.named_modules() if isinstance(module, layer)]:
         module.merge()
@@ -71,17 +88,30 @@ def _peft() -> Any:
 
 
 def is_peft(model: Any) -> bool:
-    """Return whether PEFT wraps a model."""
+    """Return whether PEFT wraps a model.
+
+    Args:
+        model: Any model.
+    """
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def base_of(model: Any) -> Any:
-    """Return the model inside PEFT's wrapper: it has the names of the plain model and remains after merging."""
+    """Return the model inside PEFT's wrapper: it has the names of the plain model and remains after merging.
+
+    Args:
+        model: A model, wrapped or not.
+    """
     return model.get_base_model() if is_peft(model) else model
 
 
 def save_students_with_adapters(model: Any, driver: Driver) -> None:
-    """Make a PEFT model save and load what the handover trains together with its adapters."""
+    """Make a PEFT model save and load what the handover trains together with its adapters.
+
+    Args:
+        model: PEFT's model.
+        driver: The callback that drives the handover.
+    """
     save, load = model.save_pretrained, model.load_adapter
 
     @wraps(save)

@@ -28,6 +28,13 @@ except ImportError:
     ) from None
 
 
+__all__ = ["HandoverCallback"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 GUARD = f"{KEY}_guard"
 
 

@@ -6,3 +6,7 @@ from segue.planning.replanning import Replanned, replan
 from segue.planning.solving import Frontier, Quality, Saving
 
 __all__ = ["Choice", "Frontier", "Planned", "Quality", "Replanned", "Saving", "plan_replacement", "replan"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

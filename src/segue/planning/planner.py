@@ -74,12 +74,30 @@ def plan_replacement(
 ) -> Planned:
     """Choose which sites to replace, by which candidate, in what order and how slowly; the model is not changed.
 
-    `batches` are a few, without labels, as the model is called. Keeping the original is always possible. Without a budget the
-    frontier is found. Students start as their factories make them; `closed_form` calibrates them first, where the tokens
-    are enough for it. Damage is measured on the first batches, `measure_on` of them, and the
-    students are fitted on the others, if there are any. `recall` is the weight of retrieval beside the batches, for causal
-    models, `augmented` that of augmented images. Costs are those of `cost_batch`, by default the first batch. `settings` are
-    further ones of the `Plan`. In a `folder` an interrupted plan resumes.
+    Keeping the original is always possible. Without a budget the frontier is found.
+
+        budget = segue.planning.Saving(flops=0.2)
+        planned = segue.plan_replacement(model, batches, segue.students.LinearAttention(), budget, sites="blocks.*.attn")
+        handover = segue.replace_(model, planned.plan, total_steps=1000)
+
+    Args:
+        model: The original model.
+        batches: A few, without labels, as the model is called; read again.
+        candidates: Students to choose from, with names or without.
+        budget: `Quality(...)` or `Saving(...)` of `segue.planning`.
+        sites: Where a replacement is possible.
+        fit_steps: Local updates of each candidate before it is measured.
+        lr: The rate of these updates.
+        closed_form: Calibrate students first, where the tokens are enough for it.
+        subsets: Sets of sites that are really replaced, to correct the prediction.
+        measure_on: Batches, the first ones, on which damage is measured; students are fitted on the others, if there are any.
+        recall: The weight of retrieval beside the batches, for causal models.
+        augmented: The weight of augmented images beside the batches.
+        cost_batch: The batch whose costs count; by default the first.
+        folder: Where an interrupted plan resumes.
+        settings: Further settings of the `Plan`.
+        seed: Of everything that draws.
+        progress: The name of the progress bar; None shows none.
     """
     begun = time.monotonic()
     factories, given = named(candidates), dict(settings or {})

@@ -41,8 +41,14 @@ def replan(handover: Handover, batches: Iterable[Any], *, window: Fraction = UNT
     """Order the sites that are left of a running handover anew, and give it the schedule of that order.
 
     A static plan is measured around the original model; once half of the sites have taken over, that is another model. Here
-    the sites are added one by one, each time the one that adds the least damage to those that stand alone already. They
-    follow one another within a `window` of the run, from where it is now.
+    the sites are added one by one, each time the one that adds the least damage to those that stand alone already.
+
+        segue.planning.replan(handover, batches)  # in the middle of a run
+
+    Args:
+        handover: A running handover.
+        batches: A few, as the model is called.
+        window: The fraction of the run, from where it is now, in which the sites follow one another.
     """
     handover.require_teachers("replan()")
     total = handover.total_steps

@@ -6,7 +6,9 @@ A student factory is any function (teacher, site) -> module. The built-in ones a
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
 from importlib import import_module
+from inspect import signature
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -66,6 +68,7 @@ __all__ = [
     "FlaLayer",
     "Projection",
     "StudentFactory",
+    "names",
     "projection",
     "read_mask",
     "register_attention",
@@ -82,3 +85,18 @@ def _public_names(package: str, folder: Iterable[str]) -> dict[str, Any]:
 _found = _public_names(__name__, __path__) | _public_names(mixers.__name__, mixers.__path__)
 globals().update(_found)
 __all__ += sorted(_found)
+
+
+def names() -> list[str]:
+    """List the built-in students by name: what `Plan(student=...)` and `segue convert --student` take.
+
+    >>> "LinearAttention" in names(), "LeastSquares" in names()
+    (True, False)
+    """
+    kinds = {name: made for name in __all__ if isinstance(made := globals()[name], type) and is_dataclass(made)}
+    calls = {name: made.__call__ for name, made in kinds.items() if "__call__" in dir(made)}
+    return [name for name, call in calls.items() if [*signature(call).parameters] == ["self", "teacher", "site"]]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

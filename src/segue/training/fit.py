@@ -22,11 +22,12 @@ from segue.core.blending import padding_mask
 from segue.core.handover import Handover, replace_
 from segue.core.steps_taken import StepsTaken
 from segue.core.tensor_files import full
+from segue.display import Shown, Table, pandas
 from segue.errors import ConfigError
 from segue.phases import Rates, course, frozen, rate, refuse_idle, uses_kinds
 from segue.plan import Plan
 from segue.sites import select
-from segue.training import distributed, local_step, nonfinite
+from segue.training import distributed, local_step, nonfinite, showing
 from segue.training.batches import Stream
 from segue.training.buffers import StepBuffers
 from segue.training.distributed import Processes
@@ -49,8 +50,8 @@ EVALUATIONS = 20
 NO_CHECKPOINT = "there is no checkpoint (give fit a folder)"
 
 
-@dataclass
-class Fit:
+@dataclass(repr=False)
+class Fit(Shown):
     """The result of a training; its handover is still open until `fit.handover.finalize_()`."""
 
     model: nn.Module
@@ -68,6 +69,26 @@ class Fit:
     def events(self) -> list[dict[str, Any]]:
         """What the guard has undone: at which step, why, at which sites, and what it went back to."""
         return [event for metrics in self.history for event in metrics.get("events", ())]
+
+    def plot(self, score: str | None = None) -> Any:
+        """Draw a score of blend and students over the run, and the mean alpha; needs matplotlib.
+
+        Returns a matplotlib figure, which a notebook shows: `done.plot().savefig("run.png")` elsewhere.
+
+        Args:
+            score: Its name in the evaluations; by default the first.
+        """
+        return showing.plot(self, score)
+
+    def to_pandas(self) -> Any:
+        """Return the evaluations as a data frame, with a column such as "students.accuracy" for each number; needs pandas."""
+        return pandas("Fit.to_pandas()").json_normalize(self.history)
+
+    def __repr__(self) -> str:
+        return self._table().text()
+
+    def _table(self) -> Table:
+        return showing.table(self)
 
 
 @checked
@@ -95,19 +116,38 @@ def fit(
 ) -> Fit:
     """Train a model through a handover, or just train it when there is no plan.
 
-    `batches` is anything that yields batches, again for each epoch; `loss_fn(model, batch)` returns a scalar, to which guidance
-    and distillation are added. `evaluations` says how many evaluations there are, or after which steps. Each averages
-    `scores(model, batch)`, one number per example by name (by default `loss_fn.scores`, or the loss), over `validation`, for
-    the blend and for the students alone, and adds the similarity of both sides at every site and what `measure(handover)`
-    returns; `on_eval(metrics)` is called with the result.
-    With a `folder`, metrics go to metrics.jsonl and the state to checkpoints/, ten times a run or every `checkpoint_every`
-    steps, on Ctrl-C and on SIGTERM; `resume=True` continues from there bit for bit, `resume="path of a checkpoint"` from
-    that one. A recipe, plan, length or data other than those of the checkpoint are refused, and what differs is listed;
-    `allow_changes=("recipe.lr",)` says that it may. When fit fails or is stopped, the model is as it was before (unless
-    FSDP2 has sharded it), and what it learned is in the checkpoint. Launched in several processes, each takes its part of
-    every batch; with `split_batches=False` each process reads batches of its own. With a `teacher_cache`, distillation takes
-    from disk what the original returns, and does not run it. `step_costs` says how long steps take, one number for each, of
-    which only ratios count: for the time left, where the parts of a run are not equally fast.
+    >>> import torch
+    >>> import segue
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    >>> batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
+    >>> recipe = segue.Recipe(steps=8)
+    >>> done = segue.fit(model, segue.methods.dcr("0"), batches, segue.Classification(), recipe=recipe, progress=None)
+    >>> done.handover.alphas
+    {'0': 0.0}
+
+    When fit fails or is stopped, the model is as it was before (unless FSDP2 has sharded it), and what it learned is in the
+    checkpoint.
+
+    Args:
+        model: The model to train, in place.
+        plan: What is replaced, and how; None trains the model as it is.
+        batches: Anything that yields batches, again for each epoch.
+        loss_fn: (model, batch) -> scalar, to which guidance and distillation are added.
+        recipe: How long, and with which optimizer settings.
+        validation: Batches to score the blend and the students alone on.
+        scores: (model, batch) -> one number per example by name; by default `loss_fn.scores`, or the loss.
+        folder: Where metrics.jsonl and checkpoints/ go, ten times a run, on Ctrl-C and on SIGTERM.
+        resume: True continues from the folder bit for bit, the path of a checkpoint from that one.
+        allow_changes: Settings that may differ from the checkpoint's, such as ("recipe.lr",); others are refused and listed.
+        evaluations: How many evaluations there are, or after which steps.
+        checkpoint_every: Steps from one checkpoint to the next.
+        measure: (handover) -> further metrics, by name, for each evaluation.
+        on_eval: Called with the metrics of each evaluation.
+        trackers: Names of Accelerate's trackers, such as "tensorboard".
+        split_batches: In several processes each takes its part of every batch; with False it reads batches of its own.
+        teacher_cache: Distillation takes from there what the original returns, and does not run it.
+        progress: The name of the progress bar; None shows none.
+        step_costs: How long steps take, one number for each, of which only ratios count: for the time left.
     """
     _require_fit(recipe, plan, validation)
     if teacher_cache is not None:

@@ -60,11 +60,28 @@ def fit_locally(
 ) -> dict[str, Fitted]:
     """Fit the students of a handover to their teachers on fixed batches, with one forward of the model for each.
 
-    A batch is what the model is called with; `recipe` says for how many steps, of one batch each, or epochs. Every batch is
-    cut into `split` sub-batches, each of which is an update. A site whose running relative error is below `tolerance` stops.
-    Features go to the folder `cache`, and so does every student that is finished: the same call resumes there. The sites are
-    fitted by `workers` processes, or Ray workers (engine="ray"), with the same result to the bit. Returns the relative error
-    of each student in the first step, and its running mean at the end.
+    >>> import torch
+    >>> import segue
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    >>> handover = segue.replace_(model, segue.methods.dcr_dfg("0"), total_steps=10)
+    >>> inputs = [torch.randn(8, 4) for _ in range(2)]
+    >>> fitted = segue.fit_locally(handover, inputs, recipe=segue.Recipe(epochs=2, lr=1e-2), progress=None)
+    >>> list(fitted)
+    ['0']
+
+    Returns the relative error of each student in the first step, and its running mean at the end.
+
+    Args:
+        handover: A running handover at alpha 1.
+        batches: What the model is called with, again for each epoch.
+        recipe: For how many steps, of one batch each, or epochs, and at which rate.
+        split: Sub-batches of every batch, each of which is an update.
+        tolerance: A site whose running relative error is below it stops.
+        cache: A folder for features and finished students: the same call resumes there.
+        workers: Processes, or Ray workers, that share the sites; the result is the same to the bit.
+        engine: What the workers are.
+        mask: batch -> its padding mask, 1 where a token counts; by default its `attention_mask`.
+        progress: The name of the progress bar; None shows none.
     """
     _refuse_unfit(handover, recipe)
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from segue.training.ema import RunningEma
 from segue.training.good_state import GoodState
 from segue.training.spikes import Series, numbers
 
+LOGGER = logging.getLogger(__name__)
 JUMP = 0.1  # a fall of alpha in one step after which the loss is expected to be another one
 RESPONSIBLE = 0.5  # of the largest growth
 LONGEST = 10**12  # step
@@ -170,6 +172,7 @@ class RunningGuard:
         value = spike.value if math.isfinite(spike.value) else None  # JSON has no other
         event = {"step": step, "kind": spike.kind, "value": value, "level": spike.level, "sites": sites}
         self.events.append({**event, "restored": self.good.step, "retry": self.retries, "rate": self.slow[2]})
+        LOGGER.info("step %d: %s; the state of step %s is back (retry %d)", step, spike, self.good.step, self.retries)
 
     def take_events(self) -> list[dict[str, Any]]:
         """Return what has happened since the last evaluation."""

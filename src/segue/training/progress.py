@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,6 +16,7 @@ from segue.errors import printable
 
 LINES_IN_A_LOG = 10
 RECENT = 20  # updates whose pace the time left follows: the parts of a run are not equally fast
+COLUMNS = 80  # of a terminal that does not say how many it has: a longer line would not be rewritten but added
 RIGHT = "{n_fmt}/{total_fmt} [{elapsed}<LEFT, {rate_fmt}{postfix}]"
 
 
@@ -35,15 +38,17 @@ class Progress:
         costs: Sequence[float] | None = None,
         out: TextIO | None = None,
     ) -> None:
-        from tqdm.auto import tqdm  # type: ignore[import-untyped]  # imported late: the core does without it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tqdm's own, in a notebook without ipywidgets: there the bar is one line of text
+            from tqdm.auto import tqdm  # type: ignore[import-untyped]  # imported late: the core does without it
 
         self.name, self.total, self.initial = name and printable(name), total, done
         self.out = sys.stderr if out is None else out
         notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
-        self.terminal = name is not None and (notebook or self.out.isatty())
-        self.bar: Any = tqdm(
-            desc=self.name, total=total, initial=done, file=self.out, disable=not self.terminal, dynamic_ncols=True
-        )
+        rewrites = notebook or self.out.isatty() or type(self.out).__module__.startswith("ipykernel")
+        self.terminal = name is not None and rewrites
+        width = {"dynamic_ncols": True} if notebook or _columns(self.out) else {"ncols": COLUMNS}
+        self.bar: Any = tqdm(desc=self.name, total=total, initial=done, file=self.out, disable=not self.terminal, **width)
         self.begun = time.monotonic()
         self.lines = 0
         self.pauses = pauses  # to come
@@ -106,3 +111,10 @@ class Progress:
     def hidden(self) -> AbstractContextManager[Any]:
         """Clear the bar while something else is printed."""
         return self.bar.external_write_mode(file=self.out) if self.terminal else nullcontext()
+
+
+def _columns(out: TextIO) -> int:
+    try:
+        return os.get_terminal_size(out.fileno()).columns
+    except (OSError, ValueError):  # no terminal, or a notebook's stream
+        return 0

@@ -28,27 +28,48 @@ class Recipe:
 
     >>> Recipe(epochs=50).total_steps(batches_per_epoch=390)
     19500
+
+    Args:
+        steps: Optimizer steps; or give epochs.
+        epochs: Passes over the data.
+        lr: One learning rate, or one for each kind of parameter.
+        final_lr: The rate at the end of the decay.
+        warmup: The fraction of the run in which the rate rises to lr.
+        decay: How the rate falls from lr to final_lr, or stays.
+        weight_decay: Of AdamW; not on biases and norms.
+        betas: Of AdamW.
+        eps: Of AdamW.
+        clip: The largest gradient norm; None clips nothing.
+        accumulate: Batches per optimizer step.
+        precision: What forwards compute in.
+        compile: Compile the model by torch.
+        shard: FSDP2 instead of DDP, where there is more than one process.
+        on_nan: Stop at a step that is not finite, or leave it out.
+        guard: Restores the last good state after a spike, inf or NaN.
+        ema: Averages the weights that train.
+        early_stopping: Ends the run when the students' score no longer rises.
+        seed: Of the order of shuffled batches, dropout and whatever else draws while training.
     """
 
-    steps: PositiveInt | None = None  # optimizer steps, or
-    epochs: PositiveFloat | None = None  # passes over the data
-    lr: PositiveFloat | Rates = 5e-4  # one, or one for each kind of parameter
+    steps: PositiveInt | None = None
+    epochs: PositiveFloat | None = None
+    lr: PositiveFloat | Rates = 5e-4
     final_lr: NotNegative = 0.0
-    warmup: Unit = 0.0  # the fraction of the run in which the rate rises to lr
+    warmup: Unit = 0.0
     decay: Literal["cosine", "constant"] = "cosine"
-    weight_decay: NotNegative = 0.05  # not on biases and norms
+    weight_decay: NotNegative = 0.05
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: NotNegative = 1e-8
-    clip: PositiveFloat | None = 1.0  # the largest gradient norm
-    accumulate: PositiveInt = 1  # batches per optimizer step
+    clip: PositiveFloat | None = 1.0
+    accumulate: PositiveInt = 1
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     compile: bool = False
-    shard: bool = False  # FSDP2 instead of DDP, where there is more than one process
+    shard: bool = False
     on_nan: Literal["stop", "skip"] = "stop"
-    guard: Guard | None = None  # restore the last good state after a spike, inf or NaN
-    ema: Ema | None = None  # average the weights that train
+    guard: Guard | None = None
+    ema: Ema | None = None
     early_stopping: EarlyStopping | None = None
-    seed: Seed = 0  # of the order of shuffled batches, dropout and whatever else draws while training
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):

@@ -131,9 +131,27 @@ def cache_teacher(
 ) -> TeacherCache:
     """Run the original once over all examples and keep its `k` most probable classes of each token, and the mass of the rest.
 
-    `batches` has every example that the training will read, in any order and any batches; it is read twice. `loss_fn` is that
-    of `fit`: what it calls the model with is what the training looks up. A cache that is there is used, an unfinished one
-    resumes; one of another model, of other data or other settings is refused. In several processes each computes its part.
+    A cache that is there is used, an unfinished one resumes; one of another model, of other data or other settings is refused.
+    In several processes each computes its part.
+
+    >>> import torch
+    >>> import segue
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    >>> batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(2)]
+    >>> from tempfile import TemporaryDirectory
+    >>> plan, loss_fn, recipe = segue.methods.distillation("0"), segue.Classification(), segue.Recipe(steps=2)
+    >>> with TemporaryDirectory() as folder:
+    ...     cache = segue.cache_teacher(model, batches, loss_fn, folder=folder, k=1, progress=None)
+    ...     done = segue.fit(model, plan, batches, loss_fn, recipe=recipe, teacher_cache=cache, progress=None)
+
+    Args:
+        model: The original, before any replacement.
+        batches: Every example that the training will read, in any order and any batches; it is read twice.
+        loss_fn: That of `fit`: what it calls the model with is what the training looks up.
+        folder: Where the cache is written.
+        k: Classes that are kept of each token.
+        distill: The loss that will use the cache; its temperature is that of the kept probabilities.
+        progress: The name of the progress bar; None shows none.
     """
     place, distill = Path(folder), distill or LogitDistillation()
     device = next(iter(model.state_dict().values())).device

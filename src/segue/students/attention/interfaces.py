@@ -24,7 +24,14 @@ _REGISTERED: dict[type[nn.Module], type[AttentionInterface]] = {}
 
 @checked
 def register_attention(kind: type[nn.Module], interface: type[AttentionInterface]) -> None:
-    """Register the interface of a class of attention modules; the last one registered for a class wins."""
+    """Register the interface of a class of attention modules; the last one registered for a class wins.
+
+        segue.students.register_attention(MyAttention, MyInterface)
+
+    Args:
+        kind: The class of the modules.
+        interface: How they are called and what they are made of.
+    """
     _REGISTERED.pop(kind, None)
     _REGISTERED[kind] = interface
 

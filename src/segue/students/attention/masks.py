@@ -40,7 +40,12 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def read_mask(mask: Tensor | None, batch: int, *, of_pairs: bool = False) -> tuple[Tensor | None, Tensor | None]:
     """Read a mask as one over tokens (batch, keys), or one over pairs (batch or 1, heads or 1, tokens, keys).
 
-    With `of_pairs`, as in torch's own functions, one with two axes is over pairs too.
+    >>> of_tokens, of_pairs = read_mask(torch.ones(2, 5, dtype=torch.bool), batch=2)
+
+    Args:
+        mask: What a module was called with.
+        batch: The number of sequences.
+        of_pairs: As in torch's own functions, one with two axes is over pairs too.
     """
     if mask is None:
         return None, None

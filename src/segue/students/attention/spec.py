@@ -22,7 +22,14 @@ class Projection(NamedTuple):
 
 @checked
 def projection(module: nn.Module) -> Projection:
-    """Read a linear layer, also GPT-2's Conv1D, whose weight is transposed, and a convolution over single pixels."""
+    """Read a linear layer, also GPT-2's Conv1D, whose weight is transposed, and a convolution over single pixels.
+
+    >>> projection(nn.Linear(4, 8)).weight.shape
+    torch.Size([8, 4])
+
+    Args:
+        module: The layer.
+    """
     weight, bias = module.weight, module.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
@@ -31,7 +38,14 @@ def projection(module: nn.Module) -> Projection:
 
 @checked
 def split_qkv(fused: Projection) -> tuple[Projection, Projection, Projection]:
-    """Split a fused projection into those to queries, keys and values."""
+    """Split a fused projection into those to queries, keys and values.
+
+    >>> [part.weight.shape[0] for part in split_qkv(projection(nn.Linear(4, 12)))]
+    [4, 4, 4]
+
+    Args:
+        fused: The projection to all three, one after the other.
+    """
     weights = fused.weight.chunk(3)
     biases = (None,) * 3 if fused.bias is None else fused.bias.chunk(3)
     q, k, v = (Projection(w, b) for w, b in zip(weights, biases, strict=True))
