@@ -49,7 +49,7 @@ def _names(module: str) -> list[str]:
 def _methods(kind: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     if inspect.isclass(kind):
         for name, value in inspect.getmembers(kind):
-            public = not name.startswith("_") and getattr(value, "__module__", "").startswith("segue")
+            public = not name.startswith("_") and (getattr(value, "__module__", None) or "").startswith("segue")
             if public and (inspect.isfunction(value) or inspect.ismethod(value)):
                 yield name, value
 

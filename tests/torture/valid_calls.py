@@ -228,8 +228,6 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.similarity.relative_error": pair,
     "segue.similarity.gram_error": pair,
     "segue.similarity.linear_cka": pair,
-    "segue.similarity.as_tokens": of(output=torch.ones(2, 3, 4)),
-    "segue.similarity.average": of(per_token=torch.ones(2, 3), mask=None),
     "segue.students.ActivationSwap": of(to="relu"),
     "segue.students.Adapter": of(inside=4),
     "segue.students.AttentionSpec": of(heads=1, head_size=8, query=SPEC.query, key=SPEC.key, value=SPEC.value),
@@ -344,6 +342,7 @@ RESULT = "made by Segue as the answer to a call"
 CONTRACT = "called by Segue at every step or forward, with its own values"
 FRAMEWORK = "called by a training framework, with its own objects"
 NOT_CALLED_BY_USERS = {
+    r"segue\.convert\.hub\.push_to_hub": "needs the hub: tests/convert/test_hub.py",
     r"segue\.diagnostics\.(Cost|CurvatureBias|GateDistribution|GateGradientVariance|LossPath)(\..*)?": RESULT,
     r"segue\.(training\.fit\.Fit|core\.verify\.\w+|core\.calibrate\.Fitted)(\..*)?": RESULT,
     r"segue\.(lab\.grid\.Outcome|similarity\.Similarity)": RESULT,

@@ -97,7 +97,9 @@ def sites(text: str) -> str | Span:
     except (SyntaxError, ValueError, TypeError, AssertionError) as error:
         hint = "give for example \"Span('model.layers', every=2)\"."
         raise ConfigError(
-            f"{text!r} is not a span of layers.", f"It cannot be parsed: {str(error).splitlines()[0].rstrip('.')}.", hint
+            f"{text!r} is not a span of layers.",
+            f"It cannot be parsed: {(str(error).splitlines() or ['it is no call'])[0].rstrip('.')}.",
+            hint,
         ) from None
 
 
