@@ -196,13 +196,14 @@ def draw(folder: Path, study: str, path: Path, measure: str = "kl") -> Path:
     names = [row["planner"] for row in rows]
     colours = ["#c2571a" if name == OURS else "#1f6f8b" for name in names]
     errors = None if rows[0]["uncertain"] is None else [row["uncertain"] for row in rows]
+    longest = max(row["mean regret"] + (row["uncertain"] or 0.0) for row in rows)
     bars = right.barh(names, [row["mean regret"] for row in rows], xerr=errors, color=colours, error_kw={"linewidth": 0.8})
     right.bar_label(bars, fmt="%.4f", padding=3, fontsize=7)
     right.invert_yaxis()
     right.tick_params(axis="y", labelsize=8)
     for label in right.get_yticklabels():
         label.set_fontweight("bold" if label.get_text() == OURS else "normal")
-    right.set(xlabel=f"mean regret ({NAMES[measure]} after training)", xlim=(0, 1.15 * max(row["mean regret"] for row in rows)))
+    right.set(xlabel=f"mean regret ({NAMES[measure]} after training)", xlim=(0, 1.15 * longest))
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
