@@ -38,7 +38,7 @@ def test_it_names_what_is_missing_and_what_is_too_old(monkeypatch):
     monkeypatch.setattr(metadata, "version", version)
     said = call("doctor")
     assert "extra timm: timm is missing" in said
-    assert "transformers 0.1 is not >=5.0" in said
+    assert "transformers 0.1 is not >=" in said
     assert "timm is missing" in json.loads(call("doctor", "--json"))["extras"]["timm"]
 
 

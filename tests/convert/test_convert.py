@@ -132,8 +132,9 @@ def test_a_span_of_layers_becomes_one(base, texts, tmp_path):
 
 def test_mixed_precision_accumulation_and_training_all(base, texts, tmp_path):
     out = tmp_path / "out"
-    given = {"precision": "bf16", "accumulate": 2, "train": "all", "dtype": "bfloat16", "lr": 0.1, "steps": 2, "evaluations": 1}
-    convert("llama", base("llama"), texts, out, **given)
+    given = {"precision": "bf16", "accumulate": 2, "train": "all", "dtype": "bfloat16", "lr": 0.1}
+    method = "transfer(hold=0.5, slower=1.0, warmup=0.0)"
+    convert("llama", base("llama"), texts, out, method=method, steps=2, evaluations=1, **given)
     before, after = load_file(base("llama") / "model.safetensors"), load_file(out / "model.safetensors")
     assert not torch.equal(before["model.norm.weight"].bfloat16(), after["model.norm.weight"])
     assert types(out / "model.safetensors") == {"BF16"}
@@ -380,6 +381,9 @@ def test_a_conversion_keeps_the_phases_that_it_began_with(base, texts, tmp_path,
     assert_same_conversion(tmp_path / "stopped", tmp_path / "whole")
 
 
+IN_ONE_PART = "transfer(hold=0.3, split=1)"
+
+
 def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str, Any]:
     """Convert as one of two processes that `accelerate launch` or torchrun has started."""
     fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_VERSION": "2"}
@@ -394,10 +398,18 @@ def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str
 
     NextToken.__call__ = watched
     try:
-        said = convert("llama", base, texts, place / engine, student=STUDENT, steps=6, evaluations=None)
+        said = convert("llama", base, texts, place / engine, student=STUDENT, steps=6, evaluations=None, method=IN_ONE_PART)
     finally:
         NextToken.__call__ = plain
     return {"said": said, "seen": seen, "world": torch.distributed.get_world_size()}
+
+
+@pytest.fixture(scope="module")
+def in_one_part(base, texts, tmp_path_factory):
+    """What one process makes of it; parts of a batch would be other ones where processes share it."""
+    out = tmp_path_factory.mktemp("one") / "out"
+    convert("llama", base("llama"), texts, out, student=STUDENT, steps=6, method=IN_ONE_PART)
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -409,12 +421,12 @@ def ranks(base, texts, tmp_path_factory):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_two_processes_convert_as_one_does(engine, ranks, converted):
+def test_two_processes_convert_as_one_does(engine, ranks, in_one_part):
     place, results = ranks
     first, second = results[engine]
     out = place / engine
-    assert {path.name for path in out.iterdir()} == {path.name for path in converted.iterdir()}
-    found, wanted = read(out / "model.safetensors"), read(converted / "model.safetensors")
+    assert {path.name for path in out.iterdir()} == {path.name for path in in_one_part.iterdir()}
+    found, wanted = read(out / "model.safetensors"), read(in_one_part / "model.safetensors")
     assert set(found) == set(wanted)
     for name, weight in wanted.items():
         assert found[name].shape == weight.shape

@@ -19,7 +19,7 @@ def test_every_field_is_an_option_with_its_default_and_its_help(name, kind):
     assert list(described) == [field.name for field in fields(kind)]
     (command,) = (each.callback for each in commands.app.registered_commands if (each.name or each.callback.__name__) == name)
     parameters = inspect.signature(command).parameters
-    assert set(parameters) == {*described, "out"} | ({"dry_run", "config"} if name == "convert" else {"json"})
+    assert set(parameters) == {*described, "out"} | ({"dry_run", "config", "opens"} if name == "convert" else {"json"})
     shown = CliRunner().invoke(commands.app, [name, "--help"]).output
     for field in fields(kind):
         _, option = described[field.name]

@@ -74,10 +74,12 @@ def test_updates_of_parts_of_a_batch_are_left_out_where_steps_have_several_batch
     assert made(llama, accumulate=2, method="transfer(split=2)")[0].phases[0].split == 2  # which `fit` refuses
 
 
-@pytest.mark.parametrize(("warmup", "of_phases", "of_recipe"), [(None, 0.0, 0.05), (0.3, 0.3, 0.3), (0.0, 0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("warmup", "of_phases", "of_recipe"), [(None, [0.0, 0.1], 0.05), (0.3, [0.3, 0.3], 0.3), (0.0, [0.0, 0.0], 0.0)]
+)
 def test_the_rate_rises_in_every_phase_that_has_its_own(warmup, of_phases, of_recipe, llama):
     plan, recipe = made(llama, method="transfer", warmup=warmup)
-    assert [phase.warmup for phase in plan.phases] == [of_phases] * 2
+    assert [phase.warmup for phase in plan.phases] == of_phases
     assert recipe.warmup == of_recipe
     plan, recipe = made(llama, method="lolcats(hold=0.5)", warmup=warmup)
     assert all(phase.lr is None for phase in plan.phases)  # they follow the recipe's curve

@@ -12,6 +12,7 @@ from segue.convert.options import Conversion
 from segue.convert.pretrained import open_base
 from segue.convert.rehearsal import PASSES, SHARE, Rehearsal, affordable, estimate, rehearse
 from segue.convert.tasks import NextToken
+from segue.training.distributed import launched
 from tests.convert.small_models import ATTENTION, STUDENT
 from tests.helpers.tiny import same_state
 
@@ -79,7 +80,7 @@ def test_batches_of_an_evaluation_that_are_given_stay_so_that_the_same_command_r
     llama, plan, data, recipe = conversion("dcr_dfg")
     data.held_out = list(range(3))
     settings = Conversion(model="m", data="d", steps=10, eval_batches=given)
-    run = Run(settings, llama, data, plan, recipe, timed=True)
+    run = Run(settings, llama, data, plan, recipe, launched(), timed=True)
     said = run._budget(100.0, Rehearsal(seconds={"steps": (10, 0.001)}, checkpoint=None))  # far too much for a tenth
     assert (run.settings.eval_batches, run.settings.evaluations) == (given, 1)
     assert f"on {min(given, 3)} of 3 batches" in said

@@ -246,7 +246,8 @@ def test_a_staggered_handover_with_evaluations_stays_below_the_recompile_limit(s
         model.eval()
         with torch.no_grad():
             call(x)
-        handover.step()
+        if handover.steps_done < 30:
+            handover.step()
     assert all(seam.state.closed_in_graph for seam in handover.seams.values())
     assert 4 < counter.frame_count <= torch._dynamo.config.recompile_limit
 

@@ -185,7 +185,7 @@ class Counting(transformers.Trainer):
 def test_a_transfer_leaves_the_head_out_and_trains_as_a_loop_of_ones_own(accumulate, half, looks, tmp_path):
     """The first forward shows which site is the last; whoever asks for logits gets those of the original."""
     data, steps = Rows(rows=32, language=True), 4
-    settings = segue.methods.transfer(sites="model.layers.*.self_attn", hold=0.75, lr=1e-2)
+    settings = segue.methods.transfer(sites="model.layers.*.self_attn", hold=0.75, split=1, lr=1e-2)
     model = llama()
     other, heads = copy.deepcopy(model).train(), []
     model.lm_head.register_forward_hook(lambda *_: heads.append(None))

@@ -267,10 +267,14 @@ def test_an_interrupted_run_has_the_result_of_an_undisturbed_one(name, finished,
     known, whole = results.read_begun(folder / results.BEGUN), finished[name].train_info
     points = [point for point in whole.points if point.step <= 6]
     same = {"points": known.train_info.points, "seconds": whole.seconds, "flops": whole.flops, "final": whole.final}
+    if name == "adaptive":  # before its end a run is counted as planned, at the most
+        same |= {"cost": whole.cost, "step_flops": whole.step_flops}
     assert dataclasses.replace(known.train_info, **same, peak_memory=whole.peak_memory) == dataclasses.replace(whole, **same)
-    assert [(one.step, one.students, one.flops) for one in known.train_info.points] == [
-        (p.step, p.students, p.flops) for p in points
-    ]
+    assert [(one.step, one.students) for one in known.train_info.points] == [(p.step, p.students) for p in points]
+    assert all(
+        one.flops == p.flops or (name == "adaptive" and one.flops > p.flops)
+        for one, p in zip(known.train_info.points, points, strict=True)
+    )
     (folder / "config.json").unlink()  # the same run but for the task that stops
     assert numbers(run(config_of(name), folder)) == numbers(finished[name])
 

@@ -221,6 +221,7 @@ def cost(
         batch: What the model is called with (a tensor, a tuple or a dict of arguments), or what `loss_fn` takes.
         total_steps: The length of the run.
         loss_fn: (model, batch) -> scalar; without it the sum of the output is the loss.
+        steps_taken: What the sites of a finished run computed, `fit.steps_taken`.
     """
     loss_fn = loss_fn or _any_loss
     if _has_quick_count(model):
@@ -239,7 +240,14 @@ def _has_quick_count(model: nn.Module) -> bool:
 
 
 def _counted(
-    model: nn.Module, plan: Plan, batch: Any, total_steps: int, loss_fn: LossFn, taken: StepsTaken | None, *, values: bool
+    model: nn.Module,
+    plan: Plan,
+    batch: Any,
+    total_steps: int,
+    loss_fn: LossFn,
+    taken: StepsTaken | None = None,
+    *,
+    values: bool,
 ) -> Cost:
     count = StepCosts(model, plan, total_steps, batch, loss_fn, values=values, steps_taken=taken)
     costs = [count[step] for step in range(total_steps)]

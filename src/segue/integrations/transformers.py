@@ -82,7 +82,7 @@ class HandoverCallback(Driver, TrainerCallback):
             model.save_pretrained = partial(model.save_pretrained, save_original_format=False)
         if self.changes_loss or self.guard is not None:
             model = self.handover.model
-            model.forward = forward = RecordedForward(model, self)
+            model.forward = forward = _RecordedForward(model, self)
             self._undo += [forward.leave, model.register_forward_hook(self._add_aux_loss, with_kwargs=True).remove]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
@@ -210,7 +210,7 @@ class HandoverCallback(Driver, TrainerCallback):
         )
 
 
-class RecordedForward:
+class _RecordedForward:
     """Stand for the forward of a model in training; in a copy of the model, its own forward is back."""
 
     def __init__(self, model: nn.Module, callback: HandoverCallback) -> None:

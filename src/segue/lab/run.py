@@ -108,9 +108,10 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     fitted = _replace(config, loaded, batches, model, folder, flops, **settings)
     assert fitted.handover is not None
     if fitted.steps_taken is not None:  # the bill above is that of the plan alone
-        bill = _cost(config, original().to(processes.device), batches, fitted.steps_taken)
+        first = loaded.train(config.batch, config.seed)  # the others are where the training has left them
+        bill = _cost(config, original().to(processes.device), first, fitted.steps_taken)
         flops = _before_each_step(config, bill)
-        expected = replace(_expected(config, model, batches, bill), teacher=teacher_final, teacher_eval=teacher_eval)
+        expected = replace(expected, **_counted(config, bill))
     trains_to_end = config.recipe.ema is None and config.recipe.early_stopping is None  # else the weights change after it
     last: dict[str, Any] = fitted.history[-1] if fitted.history else {"step": None}  # a damaged log may have lost it
     with fitted.handover.as_student():
@@ -162,11 +163,10 @@ def is_finished(config: Run, folder: Path) -> bool:
 
 def _expected(config: Run, model: nn.Module, batches: Any, bill: Cost) -> TrainInfo:
     """Return what is known of a run before it trains."""
-    micro = config.recipe.accumulate
     return TrainInfo(
         score=config.task.score,
         total_steps=config.recipe.total_steps(len(batches)),
-        steps_per_epoch=max(1, len(batches) // micro),
+        steps_per_epoch=max(1, len(batches) // config.recipe.accumulate),
         sites=[site.name for site in select(model, config.plan.sites)],
         teacher={},
         teacher_eval={},
@@ -174,14 +174,20 @@ def _expected(config: Run, model: nn.Module, batches: Any, bill: Cost) -> TrainI
         final={},
         seconds=0.0,
         flops=0.0,
-        step_flops={
-            "students": micro * float(bill.student_only.flops),
-            "blend": micro * float(max(bill.per_step[1:] or bill.per_step)),  # the first step also compares the two sides
-            "teacher_pass": micro * float(bill.teacher_pass),
-        },
-        cost=bill.to_dict(),
         peak_memory=0,
+        **_counted(config, bill),
     )
+
+
+def _counted(config: Run, bill: Cost) -> dict[str, Any]:
+    """Return what a result says of the operations of single steps."""
+    micro = config.recipe.accumulate
+    steps = {
+        "students": micro * float(bill.student_only.flops),
+        "blend": micro * float(max(bill.per_step[1:] or bill.per_step)),  # the first step also compares the two sides
+        "teacher_pass": micro * float(bill.teacher_pass),
+    }
+    return {"step_flops": steps, "cost": bill.to_dict()}
 
 
 def _replace(
