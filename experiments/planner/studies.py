@@ -29,6 +29,7 @@ from segue.training.batches import Batches
 TEXT = 200_000  # characters that are read
 
 Batch = dict[str, Tensor]
+DIGITS_STEPS = 1500  # of the teacher of both studies on digits
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def _digits(name: str, sites: str, student: StudentFactory, work: Path, steps: i
     place = work / "digits_teacher.pt"
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(_trained(original, batches(32), 1500, 1e-3).state_dict(), place)
+        torch.save(_trained(original, batches(32), DIGITS_STEPS, 1e-3).state_dict(), place)
     original.load_state_dict(torch.load(place, weights_only=True))
     evaluated = [made("test", chosen) for chosen in torch.arange(len(answers["test"])).split(125)]
     return Study(name, original.eval(), sites, student, batches(32), batches(32), evaluated, steps, 1e-3, **settings)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from experiments.planner import __main__ as command
-from experiments.planner import report
+from experiments.planner import planners, report, studies
 from experiments.planner.planners import random_scores, subsets
 
 EVERYTHING = subsets(6)
@@ -77,6 +77,8 @@ def test_a_small_study_runs_and_resumes(tmp_path, monkeypatch, capsys):
         command.main()
         torch.set_num_threads(threads)
 
+    monkeypatch.setattr(studies, "DIGITS_STEPS", 40)
+    monkeypatch.setattr(planners, "GATE_STEPS", 4)
     call("truth", "drop", "--steps", "2", "--seeds", "1", "--most", "3")
     call("truth", "drop", "--steps", "2", "--seeds", "1", "--most", "2")
     lines = report.read(tmp_path / "drop_truth.jsonl")
