@@ -135,6 +135,7 @@ OPERATORS: dict[str, StudentFactory] = {
     "Window 32": SlidingWindow(**WINDOW),
     "Window 32 + linear, no sink": WindowedLinear(window=32, sinks=0),
     "Window 32 + linear": WindowedLinear(**WINDOW),
+    "Window 32 + linear, window dropout": WindowedLinear(**WINDOW, window_dropout=0.5),
 }
 COMPARED = ("Window 32 + linear", "Gated delta")  # the operators on which methods are compared
 
