@@ -13,13 +13,14 @@ import torch
 
 from segue.checkpoint.state import saved_step
 from segue.errors import ConfigError, MissingExtraError
+from segue.lab import grid
 from segue.lab.experiment import Experiment
 from segue.lab.grid import run_grid, run_named
 from segue.reporting import records as results
 from tests.helpers.processes import FreshProcess
 
 WORKERS = 2
-THREADS = max(1, (os.cpu_count() or 1) // WORKERS)
+THREADS = int(os.environ.get("OMP_NUM_THREADS", max(1, (os.cpu_count() or 1) // WORKERS)))
 
 RUNS = '''
 """Digits, a two-block ViT, a few steps; every batch may take a while, so that there is a middle to stop in."""
@@ -116,6 +117,19 @@ def numbers(out, name):
     for point in train["points"]:
         point.pop("seconds")
     return data
+
+
+@pytest.mark.parametrize(("given", "expected"), [("3", "3"), (None, str(os.cpu_count() or 1))])
+def test_a_worker_has_the_threads_that_the_environment_names_or_its_share_of_the_cores(given, expected, monkeypatch, tmp_path):
+    place, seen = tmp_path / "runs.py", tmp_path / "threads.txt"
+    place.write_text(
+        f"import os, pathlib\n\ndef runs():\n    pathlib.Path({str(seen)!r}).write_text(os.environ['OMP_NUM_THREADS'])\n"
+    )
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    list(grid._in_processes({"one": Experiment(str(place))}, tmp_path, workers=1))
+    assert seen.read_text() == expected
 
 
 def carry_out(place, options, out):

@@ -72,7 +72,7 @@ def run_named(experiment: Experiment, name: str, out: Path) -> None:
 
 
 def _in_processes(jobs: Jobs, out: Path, workers: int) -> Iterator[Outcome]:
-    """Run this many worker processes at a time; they share the cores."""
+    """Run this many worker processes at a time; they share the cores, unless OMP_NUM_THREADS says how many threads each has."""
     threads = max(1, (os.cpu_count() or 1) // workers)
     waiting, running = list(reversed(jobs)), dict[str, tuple[subprocess.Popen[bytes], float]]()
     try:
@@ -103,7 +103,7 @@ def _start(experiment: Experiment, name: str, out: Path, threads: int) -> subpro
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "SEGUE_PARENT": str(os.getpid()), "SEGUE_COMMAND": command()},
+            env={"OMP_NUM_THREADS": str(threads), **os.environ, "SEGUE_PARENT": str(os.getpid()), "SEGUE_COMMAND": command()},
             start_new_session=True,  # Ctrl-C reaches the grid, which then tells its workers to save
         )
 
