@@ -19,7 +19,7 @@ from segue.diagnostics.counting import StepCosts
 from segue.errors import ConfigError
 from segue.lab.config import config_hash, from_dict, to_dict
 from segue.lab.run import Drift, block_of, is_finished, run
-from segue.lab.teachers import teacher_model, teachers_of
+from segue.lab.teachers import scores_of, teacher_model, teachers_of
 from segue.reporting import records as results
 from segue.reporting.records import commit
 from segue.schedules import Adaptive
@@ -443,4 +443,28 @@ def test_a_teacher_without_stages_is_the_model_as_it_is_built(tmp_path):
     result = run(dataclasses.replace(config("dcr"), teacher=pretrained), tmp_path / "runs" / "dcr")
     loaded = TASK.load()
     assert result.train_info.teacher == scored(loaded.build(TEACHER.seed).eval(), loaded.final)
-    assert not list(tmp_path.rglob("teachers"))
+    assert not list(tmp_path.rglob("teacher.json"))
+
+
+def test_runs_that_share_a_pretrained_model_evaluate_it_on_all_test_examples_once(tmp_path, monkeypatch):
+    pretrained = dataclasses.replace(TEACHER, stages=())
+    given = dataclasses.replace(config("dcr"), teacher=pretrained)
+    measured = []
+
+    def counted(model, about, folder, measure):
+        return scores_of(model, about, folder, lambda model: measured.append(about["seed"]) or measure(model))
+
+    monkeypatch.setattr("segue.lab.run.scores_of", counted)
+    results = [run(given, tmp_path / "runs" / name) for name in ("first", "second")]
+    assert results[0].train_info.teacher == results[1].train_info.teacher
+    run(dataclasses.replace(given, seed=given.seed + 1), tmp_path / "runs" / "third")  # another seed: perhaps other data
+    assert measured == [given.seed, given.seed + 1]
+
+
+def test_scores_are_measured_again_for_other_weights(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    first = scores_of(model, {}, tmp_path, lambda model: {"sum": model.weight.sum().item()})
+    assert scores_of(model, {}, tmp_path, lambda _: {"sum": -1.0}) == first
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    assert scores_of(model, {}, tmp_path, lambda _: {"sum": -1.0}) == {"sum": -1.0}

@@ -30,7 +30,7 @@ from segue.diagnostics.recorder import Recorder
 from segue.errors import ConfigError
 from segue.lab.config import Run, config_hash, to_dict
 from segue.lab.tasks import Loaded
-from segue.lab.teachers import teacher_model, teachers_of
+from segue.lab.teachers import scores_of, teacher_model, teachers_of
 from segue.reporting import records as results
 from segue.reporting.records import Point, Result, RunInfo, TrainInfo, meta_info_of, removed_on_failure
 from segue.sites import Site, select
@@ -94,8 +94,12 @@ def _run(config: Run, folder: Path, processes: Processes, *, keep_model: bool, *
     teacher_eval = evaluate(loaded.validation)(model)
     if config.teacher.task == config.task and "scores" in teacher:
         teacher_final = teacher["scores"]
+    elif complete:
+        teacher_final = teacher_eval
     else:
-        teacher_final = teacher_eval if complete else evaluate(loaded.final)(model)
+        about = {name: to_dict(getattr(config, name)) for name in ("task", "data_fraction", "seed")}
+        about["precision"] = config.recipe.precision
+        teacher_final = scores_of(model, about, teachers, evaluate(loaded.final))
     batches = loaded.train(config.batch, config.seed)
     bill = _cost(config, model, batches)
     flops = _before_each_step(config, bill)

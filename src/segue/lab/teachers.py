@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +18,7 @@ from segue.core import tensor_files
 from segue.errors import ConfigError, DataError
 from segue.lab.config import Teacher, config_hash, to_dict
 from segue.lab.tasks import Loaded
-from segue.reporting.records import write_json
+from segue.reporting.records import read_json, write_json
 from segue.training.distributed import launched
 from segue.training.fit import fit
 
@@ -51,6 +52,19 @@ def teacher_model(teacher: Teacher, folder: Path, loaded: Loaded) -> tuple[nn.Mo
     known, tensors = _read(place)
     model.load_state_dict(tensors)
     return model, known
+
+
+def scores_of(model: nn.Module, about: Any, folder: Path, measure: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
+    """Measure a pretrained model once for all runs that share the folder, and keep its scores under its weights and `about`."""
+    found = json.dumps([tensor_files.fingerprint(model.state_dict()), about], sort_keys=True)
+    path = folder / "scores" / f"{hashlib.sha256(found.encode()).hexdigest()[:16]}.json"
+    with locked_on_rank_0(path.parent, wait=True):  # all processes that were launched together see the same file, or none
+        known = path.exists()
+        scores: dict[str, float] = read_json(path, "scores")["scores"] if known else measure(model)
+        if not known and launched().rank == 0:
+            write_json({"about": about, "scores": scores}, path)
+        launched().wait()
+    return scores
 
 
 def _read(place: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
