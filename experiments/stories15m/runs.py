@@ -44,6 +44,18 @@ def original(folder: str) -> nn.Module:
     return loaded.eval().requires_grad_(False)
 
 
+@lru_cache(maxsize=HELD_OUT // AT_ONCE)
+def original_predictions(folder: str, shape: tuple[int, ...], tokens: bytes) -> Tensor:
+    """Return log-probabilities by the untouched model: every evaluation compares with the same ones."""
+    return logits_of(original(folder), torch.frombuffer(bytearray(tokens), dtype=torch.long).view(shape)).log_softmax(-1)
+
+
+def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
+    """Return the predictions of all tokens but the first."""
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    return logits
+
+
 @dataclass(frozen=True)
 class NextToken:
     """The loss of the next token; scores compare with the original: KL in nats, and how often the first choice is the same.
@@ -55,12 +67,13 @@ class NextToken:
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         ids = batch["input_ids"]
-        return F.cross_entropy(self._logits(model, ids).flatten(0, 1), ids[:, 1:].flatten())
+        return F.cross_entropy(logits_of(model, ids).flatten(0, 1), ids[:, 1:].flatten())
 
     def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the mean over each text."""
         ids = batch["input_ids"]
-        ours, theirs = (self._logits(one, ids).log_softmax(-1) for one in (model, original(self.folder)))
+        ours = logits_of(model, ids).log_softmax(-1)
+        theirs = original_predictions(self.folder, tuple(ids.shape), ids.cpu().numpy().tobytes()).to(ids.device)
         return {
             "agreement": (ours.argmax(-1) == theirs.argmax(-1)).float().mean(1),
             "kl": (theirs.exp() * (theirs - ours)).sum(-1).mean(1),
@@ -72,12 +85,8 @@ class NextToken:
         order = torch.randperm(REPEATED, generator=torch.Generator().manual_seed(0)).to(ids.device)
         copied = ids[:, 1:][:, order]
         twice = torch.cat([ids[:, :1], copied, copied], dim=1)
-        hits = self._logits(model, twice).argmax(-1) == twice[:, 1:]
+        hits = logits_of(model, twice).argmax(-1) == twice[:, 1:]
         return hits[:, -REPEATED + 1 :].float().mean(1)
-
-    def _logits(self, model: nn.Module, ids: Tensor) -> Tensor:
-        logits: Tensor = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        return logits
 
 
 @dataclass(frozen=True, kw_only=True)
