@@ -381,7 +381,7 @@ def test_a_conversion_keeps_the_phases_that_it_began_with(base, texts, tmp_path,
     assert_same_conversion(tmp_path / "stopped", tmp_path / "whole")
 
 
-IN_ONE_PART = "transfer(hold=0.3, split=1)"
+SPLIT = {"ddp": "transfer(hold=0.3, split=3)", "fsdp2": "transfer(hold=0.3, split=1)"}  # shards allow one update for a batch
 
 
 def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str, Any]:
@@ -398,18 +398,19 @@ def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str
 
     NextToken.__call__ = watched
     try:
-        said = convert("llama", base, texts, place / engine, student=STUDENT, steps=6, evaluations=None, method=IN_ONE_PART)
+        said = convert("llama", base, texts, place / engine, student=STUDENT, steps=6, evaluations=None, method=SPLIT[engine])
     finally:
         NextToken.__call__ = plain
     return {"said": said, "seen": seen, "world": torch.distributed.get_world_size()}
 
 
 @pytest.fixture(scope="module")
-def in_one_part(base, texts, tmp_path_factory):
-    """What one process makes of it; parts of a batch would be other ones where processes share it."""
-    out = tmp_path_factory.mktemp("one") / "out"
-    convert("llama", base("llama"), texts, out, student=STUDENT, steps=6, method=IN_ONE_PART)
-    return out
+def by_one_process(base, texts, tmp_path_factory):
+    """Return what one process makes of it, for each engine."""
+    place = tmp_path_factory.mktemp("one")
+    for engine, method in SPLIT.items():
+        convert("llama", base("llama"), texts, place / engine, student=STUDENT, steps=6, method=method)
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -421,12 +422,12 @@ def ranks(base, texts, tmp_path_factory):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_two_processes_convert_as_one_does(engine, ranks, in_one_part):
+def test_two_processes_convert_as_one_does(engine, ranks, by_one_process):
     place, results = ranks
     first, second = results[engine]
-    out = place / engine
-    assert {path.name for path in out.iterdir()} == {path.name for path in in_one_part.iterdir()}
-    found, wanted = read(out / "model.safetensors"), read(in_one_part / "model.safetensors")
+    out, alone = place / engine, by_one_process / engine
+    assert {path.name for path in out.iterdir()} == {path.name for path in alone.iterdir()}
+    found, wanted = read(out / "model.safetensors"), read(alone / "model.safetensors")
     assert set(found) == set(wanted)
     for name, weight in wanted.items():
         assert found[name].shape == weight.shape
