@@ -27,6 +27,7 @@ from segue.convert.tasks import NextToken
 from segue.core.tensor_files import read
 from segue.errors import CheckpointError, ConfigError, SegueError
 from segue.reporting.records import read_begun
+from segue.training.progress import Progress
 from tests.convert.small_models import (
     ATTENTION,
     CLASSES,
@@ -294,6 +295,37 @@ def test_a_rehearsal_changes_nothing(base, texts, tmp_path):
     convert("llama", base("llama"), texts, tmp_path / "plain", **common, evaluations=1)
     timed, plain = (load_file(tmp_path / name / "model.safetensors") for name in ("timed", "plain"))
     assert all(same_bits(timed[name], plain[name]) for name in plain)
+
+
+def test_a_resumed_conversion_knows_what_is_left(base, texts, tmp_path, monkeypatch):
+    """The steps of the two phases are not equally long: what was rehearsed at the start counts after a resume too."""
+    given = {"student": STUDENT, "steps": 8, "evaluations": None, "method": "transfer(hold=0.5)"}
+    with monkeypatch.context() as patched, pytest.raises(AssertionError, match="stopped at step"):
+        stop(patched, signal.SIGTERM, 4 + 2)  # the first four steps are the rehearsal's
+        convert("llama", base("llama"), texts, tmp_path, **given)
+    kept = json.loads((tmp_path / "training" / "rehearsed.json").read_text())
+    assert {name: steps for name, (steps, _) in kept.items()} == {"transfer": 4, "students alone": 4}
+    seen, plain = [], Progress.__init__
+
+    def watched(self, name, total, *, costs=None, **others):
+        seen.append((name, costs))
+        plain(self, name, total, costs=costs, **others)
+
+    monkeypatch.setattr(Progress, "__init__", watched)
+    said = call("resume", tmp_path)
+    assert re.search(r"^resuming after step 3 of 8, about [\d.]+ \w+ left$", said, re.M)
+    assert ("converting", [each for steps, each in kept.values() for _ in range(steps)]) in seen
+    assert not (tmp_path / "training" / "rehearsed.json").exists()
+
+
+def test_a_rehearsal_that_is_interrupted_names_the_command_alone(base, texts, tmp_path, monkeypatch, capfd):
+    stop(monkeypatch, signal.SIGINT, 0)
+    said: list[str] = []
+    needed = {"model": str(base("llama")), "sites": ATTENTION["llama"], "student": STUDENT, "data": str(texts)}
+    with pytest.raises(KeyboardInterrupt):
+        in_python(Conversion(**needed, steps=6, batch=4, tokens=16), tmp_path / "out", said.append)
+    assert said[-1].startswith("To resume, repeat the command, or: segue resume ")
+    assert "fit has no folder" not in capfd.readouterr().err
 
 
 def test_a_dry_run_says_what_a_conversion_takes_and_leaves_nothing(base, texts, tmp_path, monkeypatch):

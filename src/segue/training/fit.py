@@ -216,6 +216,7 @@ def _run(
         loop.accelerator.init_trackers("segue", config={"total_steps": loop.total})
     pauses = sum(step > loop.done for step in evaluations) + (loop.done == 0)
     with Interruption() as interruption, closing(shown(done=loop.done, pauses=pauses)) as progress:
+        silent = progress.name is None and checkpoints.folder is None  # as in a rehearsal, whose caller knows better
         if loop.done == 0:
             monitor.evaluate(progress)
         while not loop.ended:
@@ -232,9 +233,9 @@ def _run(
                 checkpoints.save(loop)
             if signal and not last:
                 progress.close()
-                interruption.leave(signal, f"stopped at step {loop.done} of {loop.total}; {checkpoints}")
+                interruption.leave(signal, f"stopped at step {loop.done} of {loop.total}; {checkpoints}", silent=silent)
         if caught := loop.caught_anywhere(interruption):  # in the last step, whose checkpoint is written
-            interruption.leave(caught, f"stopped after the last step; {checkpoints}")
+            interruption.leave(caught, f"stopped after the last step; {checkpoints}", silent=silent)
     loop.finish()
     for tracker in loop.accelerator.trackers:  # not end_training(), which also ends the process group
         tracker.finish()
