@@ -205,15 +205,17 @@ def test_the_command_says_it_in_three_lines_and_leaves_by_1(base, texts, tmp_pat
 
 
 def stop(monkeypatch, how, step):
-    """Send a signal from within the loss of a step."""
-    plain, left = NextToken.__call__, iter(range(step, -1, -1))
+    """Send a signal from within the loss of a step, or from what takes its place where distillation alone counts."""
+    left = iter(range(step, -1, -1))
 
-    def deadly(self, model, batch):
+    def deadly(plain, self, model, batch):
         if next(left, 1) == 0:
             os.kill(os.getpid(), how)
         return plain(self, model, batch)
 
-    monkeypatch.setattr(NextToken, "__call__", deadly)
+    for name in ("__call__", "forward_only"):
+        plain = getattr(NextToken, name)
+        monkeypatch.setattr(NextToken, name, lambda self, model, batch, plain=plain: deadly(plain, self, model, batch))
 
 
 def again(base, texts, out, **given):
@@ -421,18 +423,20 @@ def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str
     fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_VERSION": "2"}
     os.environ |= fsdp if engine == "fsdp2" else {}  # transformers then loads weights in one process only
     seen = []
-    plain = NextToken.__call__
+    plain = {name: getattr(NextToken, name) for name in ("__call__", "forward_only")}  # by KL alone there is no loss
 
-    def watched(self, model, batch):
+    def watched(name, self, model, batch):
         sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())  # not the root's, if just evaluated
         seen.append([type(model).__name__, len(batch["input_ids"]), sharded])
-        return plain(self, model, batch)
+        return plain[name](self, model, batch)
 
-    NextToken.__call__ = watched
+    for name in plain:
+        setattr(NextToken, name, lambda self, model, batch, name=name: watched(name, self, model, batch))
     try:
         said = convert("llama", base, texts, place / engine, student=STUDENT, steps=6, evaluations=None, method=SPLIT[engine])
     finally:
-        NextToken.__call__ = plain
+        for name, method in plain.items():
+            setattr(NextToken, name, method)
     return {"said": said, "seen": seen, "world": torch.distributed.get_world_size()}
 
 

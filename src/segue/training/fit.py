@@ -41,7 +41,7 @@ from segue.training.monitor import Monitor
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
 from segue.training.resume import Checkpoints, Interruption, settings_of
-from segue.training.tasks import LossFn, Scores, output_mask, require_gradient, scalar
+from segue.training.tasks import LossFn, Scores, output_mask, require_gradient, task_loss
 from segue.training.teacher_cache import TeacherCache
 from segue.training.undo import Undo, remove_released
 from segue.training.weights import FiniteWeights
@@ -377,9 +377,8 @@ class Loop:
             last = micro == self.recipe.accumulate - 1
             with nullcontext() if last else self._without_reduction():
                 with self.accelerator.autocast():
-                    loss = scalar(self.loss_fn(self.network, batch))
+                    loss = task_loss(self.loss_fn, self.network, batch, self.handover)
                     if self.handover is not None:
-                        loss = self.handover.weighted(loss)
                         aux = self.handover.aux_loss(padding_mask(batch), output_mask=output_mask(self.loss_fn, batch))
                         task, loss = loss, loss + aux
                 require_gradient(loss)
