@@ -149,8 +149,8 @@ class Run:
             f"{len(select(model, self.plan.sites))} sites; training on {self.data.train_size}, evaluating on "
             f"{self.data.held_out_size}"
         )
-        if settings.control:
-            say("control: exact softmax students, trained in the same way; nothing is converted")
+        for note in recipes.notes(settings, self.plan):
+            say(note)
         self.data.prepare(say)
         begun = time.perf_counter()
         self.original = self.seen = folder.evaluated(model, self.data.held_out, self.data.task)

@@ -256,7 +256,7 @@ the original.
 ## Conversion
 
 - **Replaced**: `{conversion["sites"]}` ({len(sites)} sites), each by `{conversion["student"]}`.{excluded}
-- **Method**: {_method(conversion)}; seed {conversion["seed"]}.{_control(conversion)}
+- **Method**: {_method(conversion)}; seed {conversion["seed"]}.{_control(record)}
 - **Data**: `{source}`: {data.train_size}; evaluated on {data.held_out_size}, never trained on.
 - **Budget**: {budget["steps"]:,} steps of {batch}, {seen}, {duration(budget["seconds"])}.
 - **Original**: `{name}`, sha256 of its weights in float32 `{base["hash"][:16]}…`
@@ -276,9 +276,14 @@ def _method(conversion: dict[str, Any]) -> str:
     return f"{how}; trained: {trained}"
 
 
-def _control(conversion: dict[str, Any]) -> str:
-    said = " **A control**: these students compute what the original computes, so that nothing is converted;"
-    return f"{said} what changes is adaptation to the data." if conversion["control"] else ""
+def _control(record: dict[str, Any]) -> str:
+    if not record["conversion"]["control"]:
+        return ""
+    said = " **A control**: these students begin as what the original computes, so that nothing is converted;"
+    plan = record["segue"]["plan"]
+    by_task = bool(plan.get("phases")) and plan.get("guidance") is None and plan.get("distill") is None
+    how = f", by the loss of the task: those of `{record['conversion']['method']}` compare with the original" if by_task else ""
+    return f"{said} what changes is adaptation to the data{how}."
 
 
 def _short(name: str) -> str:
