@@ -138,7 +138,8 @@ def test_a_control_that_has_nothing_to_learn_from_the_original_learns_the_task(l
     assert (control.guidance, control.distill) == (None, None)
     for before, after in zip(plain.phases, control.phases, strict=True):
         assert (after.task, after.local, after.split) == (1.0, False, 1)
-        assert (after.name, after.length, after.lr, after.warmup) == (before.name, before.length, before.lr, before.warmup)
+        assert after.name == f"task, not {before.name}"
+        assert (after.length, after.lr, after.warmup) == (before.length, before.lr, before.warmup)
     said = recipes.notes(Conversion(**NEEDED, control=True, method="transfer"), control)
     assert said == [
         "control: exact softmax students, trained by the loss of the task, as those of transfer compare with the original, "
