@@ -364,7 +364,9 @@ LORA = {"student": STUDENT, "steps": 6, "lora": 2, "evaluations": 1, "method": "
 
 def test_lora_around_the_sites_resumes_bit_for_bit_and_is_merged(base, texts, tmp_path, monkeypatch):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    convert("llama", base("llama"), texts, whole, **LORA)
+    said = convert("llama", base("llama"), texts, whole, **LORA)
+    count = sum(weight.numel() for weight in load_file(base("llama") / "model.safetensors").values())
+    assert f"LlamaForCausalLM, {count:,} parameters" in said  # of the original, without adapters
     with monkeypatch.context() as patched, pytest.raises(AssertionError, match="stopped at step"):  # it leaves by 143
         stop(patched, signal.SIGTERM, 4)
         convert("llama", base("llama"), texts, stopped, **LORA)

@@ -144,7 +144,8 @@ class Run:
     def begin(self, say: Callable[[str], None]) -> None:
         """Say what is converted, evaluate the original, and decide how often to evaluate."""
         model, settings = self.base.model, self.settings
-        say(f"{settings.model}: {type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters")
+        count = sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
+        say(f"{settings.model}: {type(model).__name__}, {count:,} parameters")
         say(
             f"{len(select(model, self.plan.sites))} sites; training on {self.data.train_size}, evaluating on "
             f"{self.data.held_out_size}"
