@@ -11,6 +11,7 @@ import segue
 from segue.cli import cost as cost_table
 from segue.errors import ConfigError, SegueError
 from segue.lab import variants
+from segue.lab.models import build, example
 from segue.lab.small_vit import VisionTransformer
 from tests.convert import gguf_files, small_models
 from tests.helpers.command import call
@@ -77,6 +78,18 @@ def test_a_model_that_zeros_do_not_suit_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="give it a batch of your own"):
         call("cost", str(tmp_path), "dcr", "--sites", "encoder.block.*.layer.0.SelfAttention", "--steps", "5")
+
+
+def test_a_student_and_the_settings_of_a_method_are_given_as_to_convert():
+    shown = call("cost", "demo", "lolcats(hold=0.4)", "--sites", "blocks.*.attn", "--steps", "10", "--student", "Performer")
+    assert "demo to Performer, 8 examples a step" in shown
+    model = build("demo", "cpu")
+    plan = segue.methods.lolcats("blocks.*.attn", hold=0.4, student=segue.students.Performer())
+    by_hand = segue.cost(model, plan, example(model, 8, 128), total_steps=10)
+    assert table_of(shown)["complete run"] == by_hand.cells(by_hand.total)[1:]
+    for wrong in (("lolcats(hold=7)", "Performer"), ("lolcat(hold=0.3)", "Performer"), ("dcr", "Perform")):
+        with pytest.raises(SegueError):
+            call("cost", "demo", wrong[0], "--sites", "blocks.*.attn", "--student", wrong[1])
 
 
 @pytest.mark.parametrize("quantised", [False, True])

@@ -27,6 +27,7 @@ from segue.convert.tasks import NextToken
 from segue.core.tensor_files import read
 from segue.errors import CheckpointError, ConfigError, SegueError
 from segue.reporting.records import read_begun
+from segue.training.progress import Progress
 from tests.convert.small_models import (
     ATTENTION,
     CLASSES,
@@ -204,15 +205,17 @@ def test_the_command_says_it_in_three_lines_and_leaves_by_1(base, texts, tmp_pat
 
 
 def stop(monkeypatch, how, step):
-    """Send a signal from within the loss of a step."""
-    plain, left = NextToken.__call__, iter(range(step, -1, -1))
+    """Send a signal from within the loss of a step, or from what takes its place where distillation alone counts."""
+    left = iter(range(step, -1, -1))
 
-    def deadly(self, model, batch):
+    def deadly(plain, self, model, batch):
         if next(left, 1) == 0:
             os.kill(os.getpid(), how)
         return plain(self, model, batch)
 
-    monkeypatch.setattr(NextToken, "__call__", deadly)
+    for name in ("__call__", "forward_only"):
+        plain = getattr(NextToken, name)
+        monkeypatch.setattr(NextToken, name, lambda self, model, batch, plain=plain: deadly(plain, self, model, batch))
 
 
 def again(base, texts, out, **given):
@@ -296,6 +299,37 @@ def test_a_rehearsal_changes_nothing(base, texts, tmp_path):
     assert all(same_bits(timed[name], plain[name]) for name in plain)
 
 
+def test_a_resumed_conversion_knows_what_is_left(base, texts, tmp_path, monkeypatch):
+    """The steps of the two phases are not equally long: what was rehearsed at the start counts after a resume too."""
+    given = {"student": STUDENT, "steps": 8, "evaluations": None, "method": "transfer(hold=0.5)"}
+    with monkeypatch.context() as patched, pytest.raises(AssertionError, match="stopped at step"):
+        stop(patched, signal.SIGTERM, 4 + 2)  # the first four steps are the rehearsal's
+        convert("llama", base("llama"), texts, tmp_path, **given)
+    kept = json.loads((tmp_path / "training" / "rehearsed.json").read_text())
+    assert {name: steps for name, (steps, _) in kept.items()} == {"transfer": 4, "students alone": 4}
+    seen, plain = [], Progress.__init__
+
+    def watched(self, name, total, *, costs=None, **others):
+        seen.append((name, costs))
+        plain(self, name, total, costs=costs, **others)
+
+    monkeypatch.setattr(Progress, "__init__", watched)
+    said = call("resume", tmp_path)
+    assert re.search(r"^resuming after step 3 of 8, about [\d.]+ \w+ left$", said, re.M)
+    assert ("converting", [each for steps, each in kept.values() for _ in range(steps)]) in seen
+    assert not (tmp_path / "training" / "rehearsed.json").exists()
+
+
+def test_a_rehearsal_that_is_interrupted_names_the_command_alone(base, texts, tmp_path, monkeypatch, capfd):
+    stop(monkeypatch, signal.SIGINT, 0)
+    said: list[str] = []
+    needed = {"model": str(base("llama")), "sites": ATTENTION["llama"], "student": STUDENT, "data": str(texts)}
+    with pytest.raises(KeyboardInterrupt):
+        in_python(Conversion(**needed, steps=6, batch=4, tokens=16), tmp_path / "out", said.append)
+    assert said[-1].startswith("To resume, repeat the command, or: segue resume ")
+    assert "fit has no folder" not in capfd.readouterr().err
+
+
 def test_a_dry_run_says_what_a_conversion_takes_and_leaves_nothing(base, texts, tmp_path, monkeypatch):
     (tmp_path / "drafts").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "drafts"))
@@ -310,15 +344,18 @@ def test_a_dry_run_says_what_a_conversion_takes_and_leaves_nothing(base, texts, 
     assert {path: path.stat().st_mtime_ns for path in base("llama").iterdir()} == before
 
 
-def test_a_control_converts_nothing_and_says_so(base, texts, tmp_path):
+@pytest.mark.parametrize("method", ["dcr_dfg", None])
+def test_a_control_converts_nothing_and_says_so(method, base, texts, tmp_path):
     out = tmp_path / "out"
-    said = convert("llama", base("llama"), texts, out, student=STUDENT, control=True, method="dcr_dfg", evaluations=1)
+    said = convert("llama", base("llama"), texts, out, student=STUDENT, control=True, method=method, evaluations=1, lr=1e-3)
     start, end = points(out)
     assert start["students"]["loss"] == pytest.approx(start["blend"]["loss"], rel=1e-5)  # exact before training
-    assert end["students"]["loss"] != start["students"]["loss"]
+    assert end["students"]["loss"] < start["students"]["loss"] - 1e-3  # it adapts to the data
     assert "control: exact softmax students" in said
     assert record(out)["conversion"] | {"control": True, "student": repr(segue.students.Softmax())} == record(out)["conversion"]
-    assert "**A control**" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "**A control**" in card
+    assert ("by the loss of the task: those of `transfer` compare" in card) == (method is None)
     assert type(segue.from_pretrained(out).model.layers[0].self_attn.mixer).__name__ == "SoftmaxMixer"
 
 
@@ -327,7 +364,9 @@ LORA = {"student": STUDENT, "steps": 6, "lora": 2, "evaluations": 1, "method": "
 
 def test_lora_around_the_sites_resumes_bit_for_bit_and_is_merged(base, texts, tmp_path, monkeypatch):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    convert("llama", base("llama"), texts, whole, **LORA)
+    said = convert("llama", base("llama"), texts, whole, **LORA)
+    count = sum(weight.numel() for weight in load_file(base("llama") / "model.safetensors").values())
+    assert f"LlamaForCausalLM, {count:,} parameters" in said  # of the original, without adapters
     with monkeypatch.context() as patched, pytest.raises(AssertionError, match="stopped at step"):  # it leaves by 143
         stop(patched, signal.SIGTERM, 4)
         convert("llama", base("llama"), texts, stopped, **LORA)
@@ -381,7 +420,7 @@ def test_a_conversion_keeps_the_phases_that_it_began_with(base, texts, tmp_path,
     assert_same_conversion(tmp_path / "stopped", tmp_path / "whole")
 
 
-IN_ONE_PART = "transfer(hold=0.3, split=1)"
+SPLIT = {"ddp": "transfer(hold=0.3, split=3)", "fsdp2": "transfer(hold=0.3, split=1)"}  # shards allow one update for a batch
 
 
 def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str, Any]:
@@ -389,27 +428,30 @@ def convert_as_rank(engine: str, base: str, texts: str, place: Path) -> dict[str
     fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_VERSION": "2"}
     os.environ |= fsdp if engine == "fsdp2" else {}  # transformers then loads weights in one process only
     seen = []
-    plain = NextToken.__call__
+    plain = {name: getattr(NextToken, name) for name in ("__call__", "forward_only")}  # by KL alone there is no loss
 
-    def watched(self, model, batch):
+    def watched(name, self, model, batch):
         sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())  # not the root's, if just evaluated
         seen.append([type(model).__name__, len(batch["input_ids"]), sharded])
-        return plain(self, model, batch)
+        return plain[name](self, model, batch)
 
-    NextToken.__call__ = watched
+    for name in plain:
+        setattr(NextToken, name, lambda self, model, batch, name=name: watched(name, self, model, batch))
     try:
-        said = convert("llama", base, texts, place / engine, student=STUDENT, steps=6, evaluations=None, method=IN_ONE_PART)
+        said = convert("llama", base, texts, place / engine, student=STUDENT, steps=6, evaluations=None, method=SPLIT[engine])
     finally:
-        NextToken.__call__ = plain
+        for name, method in plain.items():
+            setattr(NextToken, name, method)
     return {"said": said, "seen": seen, "world": torch.distributed.get_world_size()}
 
 
 @pytest.fixture(scope="module")
-def in_one_part(base, texts, tmp_path_factory):
-    """What one process makes of it; parts of a batch would be other ones where processes share it."""
-    out = tmp_path_factory.mktemp("one") / "out"
-    convert("llama", base("llama"), texts, out, student=STUDENT, steps=6, method=IN_ONE_PART)
-    return out
+def by_one_process(base, texts, tmp_path_factory):
+    """Return what one process makes of it, for each engine."""
+    place = tmp_path_factory.mktemp("one")
+    for engine, method in SPLIT.items():
+        convert("llama", base("llama"), texts, place / engine, student=STUDENT, steps=6, method=method)
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -421,12 +463,12 @@ def ranks(base, texts, tmp_path_factory):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_two_processes_convert_as_one_does(engine, ranks, in_one_part):
+def test_two_processes_convert_as_one_does(engine, ranks, by_one_process):
     place, results = ranks
     first, second = results[engine]
-    out = place / engine
-    assert {path.name for path in out.iterdir()} == {path.name for path in in_one_part.iterdir()}
-    found, wanted = read(out / "model.safetensors"), read(in_one_part / "model.safetensors")
+    out, alone = place / engine, by_one_process / engine
+    assert {path.name for path in out.iterdir()} == {path.name for path in alone.iterdir()}
+    found, wanted = read(out / "model.safetensors"), read(alone / "model.safetensors")
     assert set(found) == set(wanted)
     for name, weight in wanted.items():
         assert found[name].shape == weight.shape

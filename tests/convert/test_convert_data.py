@@ -16,6 +16,8 @@ from segue.cli import commands
 from segue.convert import sampling
 from segue.convert.convert import Conversion
 from segue.convert.convert import convert as in_python
+from segue.convert.data import load
+from segue.convert.folder import evaluated
 from segue.convert.pretrained import open_base
 from segue.core.tensor_files import read
 from segue.errors import ConfigError, PlanError
@@ -124,6 +126,18 @@ def test_chats_convert_and_are_evaluated(tmp_path):
     assert json.loads(shown.stdout)["data"]["tokens"] == 8
 
 
+def test_evaluations_read_as_many_batches_of_further_files_as_of_the_held_out_data(base, texts, tmp_path):
+    out = tmp_path / "out"
+    convert("llama", base("llama"), texts, out, **SMALL, evaluate_on=[texts], eval_batches=1)
+    last, saved = points(out)[-1]["evaluated_on"][str(texts)], record(out)["evaluated_on"][str(texts)]
+    found = load(open_base(str(base("llama"))), Conversion.from_dict(record(out)["conversion"]))
+    assert len(list(found.evaluated_on[str(texts)])) > 1
+    first = [next(iter(found.evaluated_on[str(texts)]))]
+    converted = segue.from_pretrained(out)
+    assert last["loss"] == pytest.approx(evaluated(converted, first, found.task)["loss"], rel=1e-4)
+    assert last["loss"] != pytest.approx(saved["converted"]["loss"], rel=1e-4)  # which is of all
+
+
 def test_a_validation_file_and_further_files_have_scores_of_their_own(base, texts, others, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"
@@ -141,10 +155,12 @@ def test_a_validation_file_and_further_files_have_scores_of_their_own(base, text
         assert math.exp(scores["loss"]) == pytest.approx(perplexity(model, joined), rel=1e-4)
     last = points(out)[-1]["evaluated_on"]
     assert last[str(others[1])]["loss"] == pytest.approx(found["evaluated_on"][str(others[1])]["converted"]["loss"], rel=1e-4)
-    assert "; on third.jsonl students" in said
+    assert re.search(r"; on third.jsonl students [\d.]+, KL [\d.e-]+, same first choice [\d.]+ %", said)
     card = (out / "README.md").read_text()
     assert "| perplexity on `third.jsonl` |" in card
     assert "| perplexity on `text.txt` |" in card
+    assert "| KL divergence from the original on `third.jsonl`, nats | 0 |" in card
+    assert "| same first choice as the original on `text.txt` | 100 % |" in card
     assert "tokens of second.txt, never trained on" in card
     shown = call("eval", out, "--contexts", "8", "--tokens", "16")
     assert "which the conversion held out" in " ".join(shown.split())

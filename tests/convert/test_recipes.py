@@ -132,6 +132,49 @@ def test_students_without_new_parameters_train_the_copied_ones(llama):
     assert (control.student, control.phases[0].lr.copied) == (segue.students.Softmax(), 1e-4)
 
 
+def test_a_control_that_has_nothing_to_learn_from_the_original_learns_the_task(llama):
+    plain, (control, _) = made(llama)[0], made(llama, control=True)
+    assert {phase.task for phase in plain.phases} == {0.0}
+    assert (control.guidance, control.distill) == (None, None)
+    for before, after in zip(plain.phases, control.phases, strict=True):
+        assert (after.task, after.local, after.split) == (1.0, False, 1)
+        assert after.name == f"task, not {before.name}"
+        assert (after.length, after.lr, after.warmup) == (before.length, before.lr, before.warmup)
+    said = recipes.notes(Conversion(**NEEDED, control=True, method="transfer"), control)
+    assert said == [
+        "control: exact softmax students, trained by the loss of the task, as those of transfer compare with the original, "
+        "which they equal; nothing is converted"
+    ]
+    for method in ("lolcats", "dcr_dfg", "transfer(task=0.5)"):  # these have the task already
+        same, _ = made(llama, control=True, method=method)
+        assert (same.guidance, same.phases) == (made(llama, method=method)[0].guidance, made(llama, method=method)[0].phases)
+        said = recipes.notes(Conversion(**NEEDED, control=True, method=method), same)
+        assert said == ["control: exact softmax students, trained in the same way; nothing is converted"]
+
+
+def test_an_encoder_has_no_control(base):
+    with pytest.raises(ConfigError, match="--control is of no use here") as caught:
+        made(open_base(str(base("encoder"))), sites=ATTENTION["encoder"], control=True)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, []),
+        ({"accumulate": 2}, ["transfer: one update for each batch, not 8, which --accumulate leaves no room for"]),
+        ({"shard": True}, ["transfer: one update for each batch, not 8, which --shard leaves no room for"]),
+        ({"accumulate": 2, "method": "dcr_dfg"}, []),
+        ({"accumulate": 2, "method": "transfer(split=1)"}, []),
+    ],
+)
+def test_fewer_updates_than_the_method_has_are_announced(given, said, llama):
+    settings = recipes.with_defaults(Conversion(**{**NEEDED, **given}), "causal")
+    plan = recipes.plan_of(settings, llama)
+    assert recipes.notes(settings, plan) == said
+    assert {phase.split for phase in plan.phases} <= ({1} if given else {1, 8})
+
+
 @pytest.mark.parametrize(
     ("given", "guidance", "distill"),
     [

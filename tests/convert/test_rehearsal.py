@@ -20,23 +20,28 @@ from tests.helpers.tiny import same_state
 @pytest.mark.parametrize("run", [0.1, 1.0, 60.0, 1800.0, 1e5])
 @pytest.mark.parametrize("batch", [0.01, 0.3, 5.0])
 @pytest.mark.parametrize("batches", [1, 8, 32])
-def test_evaluations_cost_at_most_a_tenth_unless_one_batch_at_each_end_does(run, batch, batches):
-    number, used = affordable(run, batch, batches)
+@pytest.mark.parametrize("further", [(), (3,), (1, 40)])
+def test_evaluations_cost_at_most_a_tenth_unless_one_batch_at_each_end_does(run, batch, batches, further):
+    number, used = affordable(run, batch, batches, further)
+    longest = max(batches, *further, 1)
     assert 1 <= number <= 10
-    assert 1 <= used <= batches
-    cost = (number + 1) * PASSES * used * batch
-    assert (number, used) == (1, 1) or cost <= SHARE * (run + cost) * (1 + 1e-9)
-    if used < batches:  # one more batch in each would be too much
-        assert (number + 1) * PASSES * (used + 1) * batch > SHARE / (1 - SHARE) * run
+    assert 1 <= used <= longest
+
+    def cost(used):  # blend and students, each with the original, and students with the original on further files
+        return (number + 1) * batch * (PASSES * min(used, batches) + 2 * sum(min(used, each) for each in further))
+
+    assert (number, used) == (1, 1) or cost(used) <= SHARE * (run + cost(used)) * (1 + 1e-9)
+    if used < longest:  # one more batch in each would be too much
+        assert cost(used + 1) > SHARE / (1 - SHARE) * run * (1 - 1e-9)
 
 
 class Slow(NextToken):
-    """A task that takes a known time, except where the forward ends before its loss."""
+    """A task that takes a known time, except where the forward ends before its logits."""
 
-    def __call__(self, model, batch):
-        loss = super().__call__(model, batch)
+    def logits(self, model, batch):
+        logits = super().logits(model, batch)
         time.sleep(0.3)
-        return loss
+        return logits
 
 
 @pytest.fixture
@@ -84,3 +89,17 @@ def test_batches_of_an_evaluation_that_are_given_stay_so_that_the_same_command_r
     said = run._budget(100.0, Rehearsal(seconds={"steps": (10, 0.001)}, checkpoint=None))  # far too much for a tenth
     assert (run.settings.eval_batches, run.settings.evaluations) == (given, 1)
     assert f"on {min(given, 3)} of 3 batches" in said
+
+
+def test_further_files_count_in_what_evaluations_cost(conversion):
+    llama, plan, data, recipe = conversion("dcr_dfg")
+    data.held_out, data.evaluated_on = list(range(3)), {"a.txt": list(range(9)), "b.txt": list(range(2))}
+    rehearsed = Rehearsal(seconds={"steps": (10, 100.0)}, checkpoint=None)
+    run = Run(Conversion(model="m", data="d", steps=10, evaluations=4), llama, data, plan, recipe, launched(), timed=True)
+    said = run._budget(3.0, rehearsed)  # a second for a batch: 3 in 4 passes, 11 in 2
+    assert "5 evaluations on 3 of 3 batches and 11 of 11 of 2 further files, 34 s each, 15% of the run" in said
+    run = Run(Conversion(model="m", data="d", steps=10), llama, data, plan, recipe, launched(), timed=True)
+    said = run._budget(3.0, rehearsed)
+    number, used = run.settings.evaluations, run.settings.eval_batches
+    assert (number + 1) * (PASSES * min(used, 3) + 2 * (used + min(used, 2))) <= 1000 * SHARE / (1 - SHARE)
+    assert f"{number + 1} evaluations on {min(used, 3)} of 3 batches and {used + min(used, 2)} of 11 of 2" in said

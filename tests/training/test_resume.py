@@ -164,7 +164,7 @@ def test_a_signal_lets_the_step_end_and_saves_it(how, code, tmp_path):
         fit_cases.train("dcr_dfg", tmp_path, loss=Stop(how, 4))
     assert segue.checkpoint.state.saved_step(tmp_path / "checkpoints") == 5
     if code is None:
-        assert f"stopped at step 5 of {TOTAL}; resume from {tmp_path}" in str(caught.value)
+        assert f"stopped at step 5 of {TOTAL}; saved in {tmp_path}" in str(caught.value)
     else:
         assert caught.value.code == code
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
@@ -195,9 +195,11 @@ def test_a_signal_in_the_last_step_is_not_lost(how, tmp_path):
     assert_alike(tmp_path, undisturbed("dcr_dfg", tmp_path))
 
 
-def test_without_a_folder_a_signal_stops_too():
+@pytest.mark.parametrize("progress", ["training", None])
+def test_without_a_folder_a_signal_stops_too(progress, capsys):
     with pytest.raises(KeyboardInterrupt, match="stopped at step 2 of 6; nothing is saved"):
-        fit(Net(), loss=Stop("SIGINT", 1))
+        fit(Net(), loss=Stop("SIGINT", 1), progress=progress)
+    assert ("Interrupted" in capsys.readouterr().err) == (progress is not None)  # where nothing is shown, the caller says it
 
 
 def test_a_signal_during_an_evaluation_stops_after_the_next_step(tmp_path):

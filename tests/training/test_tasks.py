@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import BatchEncoding
 
+import segue
 from segue.core.blending import padding_mask
 from segue.errors import DataError
-from segue.training.tasks import Classification
-from tests.helpers.tiny import Net, batch
+from segue.training.tasks import Classification, task_loss
+from tests.helpers.tiny import SITES, Net, batch, same_bits
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
@@ -23,6 +24,49 @@ def test_cross_entropy_is_torchs_with_its_label_smoothing(smoothing):
     scores = Classification(label_smoothing=smoothing).scores(model, (x, y))
     assert torch.equal(scores["loss"], F.cross_entropy(model(x), y, reduction="none"))  # never smoothed
     assert torch.equal(scores["accuracy"], (model(x).argmax(-1) == y).float())
+
+
+class Counted(Classification):
+    """A task that can run the model without its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __call__(self, model, batch):
+        self.calls.append("loss")
+        return super().__call__(model, batch)
+
+    def forward_only(self, model, batch):
+        self.calls.append("forward")
+        return model(batch[0])
+
+
+DISTILLED = segue.losses.LogitDistillation()
+TASKS = [
+    ("forward", {"distill": DISTILLED}, {"task": 0.0}),
+    ("loss", {"distill": DISTILLED}, {"task": 0.5}),
+    ("loss", {"distill": DISTILLED}, {"task": 0.0, "distill": 0.0}),  # a gradient of 0 is one
+    ("loss", {"guidance": segue.losses.FeatureGuidance()}, {"task": 0.0, "guidance": 1.0}),
+    ("loss", {}, {}),
+]
+
+
+@pytest.mark.parametrize(("called", "losses", "phase"), TASKS)
+def test_the_loss_of_a_task_is_left_out_where_distillation_alone_counts(called, losses, phase):
+    """The students learn the same, bit for bit."""
+    plan = segue.Plan(sites=SITES, phases=(segue.phases.Phase(name="alone", **phase),), **losses)
+    weights = []
+    for task in (Counted(), Classification()):
+        fitted = segue.fit(Net(), plan, [batch()], task, recipe=segue.Recipe(steps=3, lr=1e-2), progress=None)
+        weights.append(fitted.model.state_dict())
+        if isinstance(task, Counted):
+            assert task.calls == [called] * 3
+    assert all(same_bits(weights[0][name], weights[1][name]) for name in weights[1])
+
+
+def test_without_a_handover_the_loss_is_the_task_s():
+    assert task_loss(Counted(), Net(), batch(), None).requires_grad
 
 
 class Sentences(nn.Module):

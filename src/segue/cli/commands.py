@@ -84,11 +84,17 @@ def cost(
     plan: Annotated[
         str,
         typer.Argument(
-            help="Method (`segue methods`), 'paper' for its seven, or a plan saved as JSON.",
+            help="Method (`segue methods`), such as 'lolcats(hold=0.3)', 'paper' for its seven, or a plan saved as JSON.",
             autocompletion=completion(variants),
         ),
     ],
     sites: Annotated[str | None, typer.Option(help="Pattern of modules, such as 'blocks.*.attn'.")] = None,
+    student: Annotated[
+        str | None,
+        typer.Option(
+            help="Replacement of each module, such as 'WindowedLinear(window=64)'; by default the same with new weights."
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Number of examples in a step.")] = 8,
     tokens: Annotated[int, typer.Option(min=1, help="Number of tokens in an example, for language models.")] = 128,
     steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps.")] = 1000,
@@ -101,7 +107,8 @@ def cost(
     """
     from segue.cli.cost import show
 
-    show(console, model, plan, sites, batch=batch, tokens=tokens, steps=steps, picture=picture, as_json=json)
+    given = {"batch": batch, "tokens": tokens, "steps": steps, "picture": picture, "as_json": json}
+    show(console, model, plan, sites, student, **given)
 
 
 @command()

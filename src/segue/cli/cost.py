@@ -13,6 +13,7 @@ from rich.text import Text
 from torch import nn
 
 from segue.cli.terminal import print_json, say
+from segue.convert import parse_student
 from segue.core import files
 from segue.core.blending import tensors
 from segue.diagnostics.costs import HEADINGS, Cost, cost
@@ -30,6 +31,7 @@ def show(
     name: str,
     plan: str,
     sites: str | None,
+    student: str | None = None,
     *,
     batch: int,
     tokens: int,
@@ -40,6 +42,8 @@ def show(
     """Count and print: one plan phase by phase, several in one table."""
     outline = build(name)
     plans = _plans(plan, sites, outline, name)
+    if student is not None:
+        plans = {label: replace(one, student=parse_student.student(student)) for label, one in plans.items()}
     if picture is not None and len(plans) > 1:
         raise ConfigError("a picture shows one plan.", f"{plan!r} stands for {len(plans)}.", "name one method.")
     large = sum(parameter.numel() for parameter in outline.parameters()) > LARGE
@@ -53,7 +57,7 @@ def show(
     if as_json:
         print_json({label: one.to_dict() for label, one in found.items()})
         return
-    title = f"{name}, {batch} examples a step, {steps:,} steps"
+    title = f"{name if student is None else f'{name} to {student}'}, {batch} examples a step, {steps:,} steps"
     console.print(_by_phase(found[next(iter(found))], title) if len(found) == 1 else _side_by_side(found, title))
     if len(found) == 1:
         for sentence in found[next(iter(found))].notes:
@@ -96,7 +100,8 @@ def _plans(plan: str, sites: str | None, outline: nn.Module, name: str) -> dict[
                 "write it with json.dump(plan.to_dict(), file).",
             ) from None
         return {path.stem: saved if sites is None else replace(saved, sites=sites)}
-    found = variants.find([plan])
+    made, own = parse_student.method(plan) if "(" in plan else (None, {})
+    found = variants.find([plan]) if made is None else []
     if sites is None:
         patterns = ", ".join(repr(kind.pattern) for kind in kinds(outline) if "*" in kind.pattern)
         raise ConfigError(
@@ -104,7 +109,7 @@ def _plans(plan: str, sites: str | None, outline: nn.Module, name: str) -> dict[
             f"Patterns of repeated modules of {name}: {patterns}.",
             "give --sites PATTERN.",
         )
-    return {variant.label: variant.plan(sites=sites) for variant in found}
+    return {variant.label: variant.plan(sites=sites) for variant in found} if made is None else {plan: made(sites=sites, **own)}
 
 
 def _by_phase(found: Cost, title: str) -> Table:

@@ -24,7 +24,7 @@ from segue.convert.options import Conversion
 from segue.convert.pretrained import Base, open_base
 from segue.convert.tasks import agreement, frozen_copy
 from segue.core.handover import Handover
-from segue.errors import ConfigError
+from segue.errors import ConfigError, ResultError
 from segue.integrations.peft import add_lora_, merge_lora_
 from segue.plan import Plan, decode
 from segue.reporting.formatting import counted, duration
@@ -47,6 +47,7 @@ from segue.training.tasks import quality_of
 
 __all__ = ["Conversion", "convert"]
 
+REHEARSED = "rehearsed.json"  # in the training folder: seconds of the steps of each phase
 EVALUATIONS = 10  # where their time is not measured: with a sharded model
 OPEN = ("method", "steps", "evaluations", "eval_batches", "warmup")  # what a conversion decides at its start if it is not given
 
@@ -86,10 +87,10 @@ def convert(
     if settings.lora:
         add_lora_(base.model, plan.sites, rank=settings.lora, seed=settings.seed)
     base.model.to(processes.device)
-    run = Run(settings, base, data, plan, recipe, processes, timed=timed)
+    run = Run(settings, base, data, plan, recipe, processes, timed=timed, rehearsed=_rehearsed(work))
     if dry_run:
         return run.estimate(say)
-    made = ("settings.json", BEGUN, "metrics.jsonl", "checkpoints") if main else ()
+    made = ("settings.json", REHEARSED, BEGUN, "metrics.jsonl", "checkpoints") if main else ()
     with locked_on_rank_0(work), removed_on_failure(work, *made):
         _refuse_finished(out)  # both again: another process may have been quicker
         _as_before(settings, work)
@@ -101,6 +102,9 @@ def convert(
             if main:
                 write_json(dataclasses.asdict(run.settings), work / "settings.json")  # and what it has decided
                 write_begun(run.begun(out.name), work)
+                if run.rehearsed is not None:
+                    write_json(run.rehearsed.seconds, work / REHEARSED)
+            run.say_resumed(resume, work, say)
             processes.wait()
             trained = run.train(work, say, resume=resume or True, allow_changes=allow_changes)
         except (KeyboardInterrupt, SystemExit):
@@ -134,19 +138,20 @@ class Run:
     timed: bool  # something depends on how long it takes
     original: dict[str, float] = dataclasses.field(default_factory=dict)  # scores on all that is held out
     seen: dict[str, float] = dataclasses.field(default_factory=dict)  # scores on what evaluations in training read
-    step_costs: list[float] | None = None  # as rehearsed
+    rehearsed: rehearsal.Rehearsal | None = None  # also by an earlier process, whose conversion this one resumes
     others: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # scores on each of the further files
 
     def begin(self, say: Callable[[str], None]) -> None:
         """Say what is converted, evaluate the original, and decide how often to evaluate."""
         model, settings = self.base.model, self.settings
-        say(f"{settings.model}: {type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters")
+        count = sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
+        say(f"{settings.model}: {type(model).__name__}, {count:,} parameters")
         say(
             f"{len(select(model, self.plan.sites))} sites; training on {self.data.train_size}, evaluating on "
             f"{self.data.held_out_size}"
         )
-        if settings.control:
-            say("control: exact softmax students, trained in the same way; nothing is converted")
+        for note in recipes.notes(settings, self.plan):
+            say(note)
         self.data.prepare(say)
         begun = time.perf_counter()
         self.original = self.seen = folder.evaluated(model, self.data.held_out, self.data.task)
@@ -158,7 +163,7 @@ class Run:
         elif self.timed:
             found = rehearsal.rehearse(model, self.plan, self.data, self.recipe)
             found, took = self.processes.of_first((found, took))  # all decide the same
-            self.step_costs = found.steps
+            self.rehearsed = found
             say(self._budget(took, found))
         if self.settings.evaluations is None:
             self.settings = dataclasses.replace(settings, evaluations=EVALUATIONS)
@@ -170,6 +175,14 @@ class Run:
     def sharded(self) -> bool:
         """Whether processes share the weights of one model."""
         return self.settings.shard and self.processes.world > 1
+
+    def say_resumed(self, checkpoint: Path | None, work: Path, say: Callable[[str], None]) -> None:
+        """Say where a conversion that has begun resumes, and what is left of it."""
+        known = folders.checkpoints(work / "checkpoints")
+        for path in [path for path in known if checkpoint is None or path.name == checkpoint.name][:1]:
+            done, total = folders.step_in(path.name), self.recipe.total_steps(None)
+            left = "" if self.rehearsed is None else f", about {duration(sum(self.rehearsed.steps[done:]))} left"
+            say(f"resuming after step {done} of {total}{left}")
 
     def begun(self, name: str) -> Result:
         """Return what is known before the training, for a report that follows it."""
@@ -206,19 +219,26 @@ class Run:
 
     def _budget(self, took: float, found: rehearsal.Rehearsal) -> str:
         """Choose evaluations that cost at most a tenth of the run, unless they are given, and say what both take."""
-        batches = sum(1 for _ in self.data.held_out)
-        number, used = self.settings.evaluations, self.settings.eval_batches or batches
+        batches, *further = (sum(1 for _ in each) for each in (self.data.held_out, *self.data.evaluated_on.values()))
+        number, given, longest = self.settings.evaluations, self.settings.eval_batches, max(batches, *further, 1)
+        used = given or longest
         if number is None:
-            number, affordable = rehearsal.affordable(found.total, took / batches, used)
-            used = used if self.settings.eval_batches else affordable
-        used = min(used, batches)
-        few = self.settings.eval_batches or (None if used == batches else used)  # as given: the same command resumes
+            number, affordable = rehearsal.affordable(
+                found.total, took / batches, min(used, batches), [min(used, each) for each in further]
+            )
+            used = given or affordable
+        few = given or (None if used >= longest else used)  # as given: the same command resumes
         self.settings = dataclasses.replace(self.settings, evaluations=number, eval_batches=few)
-        cost = rehearsal.PASSES * used * took / batches
+        cost = rehearsal.passes(used, batches, further) * took / batches
         share = (number + 1) * cost / (found.total + (number + 1) * cost)
+        read = f"{min(used, batches)} of {batches} batches"
+        if further:
+            read += (
+                f" and {sum(min(used, each) for each in further)} of {sum(further)} of {counted(len(further), 'further file')}"
+            )
         return (
-            f"{counted(self.recipe.total_steps(None), 'step')}, {found}; {number + 1} evaluations on {used} of {batches} "
-            f"batches, {duration(cost)} each, {share:.0%} of the run"
+            f"{counted(self.recipe.total_steps(None), 'step')}, {found}; {number + 1} evaluations on {read}, "
+            f"{duration(cost)} each, {share:.0%} of the run"
         )
 
     def estimate(self, say: Callable[[str], None]) -> dict[str, Any]:
@@ -252,10 +272,10 @@ class Run:
             folder=work,
             evaluations=self.settings.evaluations or EVALUATIONS,
             teacher_cache=offline_teacher.cached(self.settings, self.base, self.plan, self.data, work, say),
-            measure=partial(_on_others, self.data, original) if self.others else None,
+            measure=partial(_on_others, self.data, original, self.settings.eval_batches) if self.others else None,
             on_eval=lambda point: say(_line(self.data, self.seen, point)),
             progress="converting",
-            step_costs=self.step_costs,
+            step_costs=None if self.rehearsed is None else self.rehearsed.steps,
             **resuming,
         )
 
@@ -264,12 +284,22 @@ def _prune(work: Path) -> None:
     """Remove the checkpoints and the teacher cache of a finished conversion; its settings, metrics and samples stay."""
     for name in ("checkpoints", "teacher"):
         shutil.rmtree(work / name, ignore_errors=True)
+    (work / REHEARSED).unlink(missing_ok=True)
 
 
-def _on_others(data: Data, original: nn.Module | None, handover: Handover) -> dict[str, Any]:
-    """Score the students alone on each of the further files."""
+def _rehearsed(work: Path) -> rehearsal.Rehearsal | None:
+    """Return the times that the conversion began with, for the time that is left of it; what is damaged is not needed."""
+    try:
+        seconds = {str(name): (int(steps), float(each)) for name, (steps, each) in read_json(work / REHEARSED).items()}
+    except (ResultError, ValueError, TypeError):
+        return None
+    return rehearsal.Rehearsal(seconds=seconds, checkpoint=None)
+
+
+def _on_others(data: Data, original: nn.Module | None, batches: int | None, handover: Handover) -> dict[str, Any]:
+    """Score the students alone on the first batches of each of the further files, or on all."""
     with handover.as_student():
-        return {"evaluated_on": folder.evaluated_on(handover.model, data, original)}
+        return {"evaluated_on": folder.evaluated_on(handover.model, data, original, batches)}
 
 
 def _silent(text: str) -> None:
@@ -292,9 +322,12 @@ def _line(data: Data, original: dict[str, float], point: dict[str, Any]) -> str:
     parts = {"original": original, "blend": point["blend"], "students": point["students"]}
     shown = ", ".join(f"{name} {data.task.of(scores):.4g}" for name, scores in parts.items())
     said = agreement(point["students"])
-    others = point.get("evaluated_on", {})
-    further = "".join(f"; on {Path(name).name} students {data.task.of(scores):.4g}" for name, scores in others.items())
     line = f"step {point['step']}, alpha {point['alpha']:.2f}: {data.task.quality} of {shown}"
+    further = ""
+    for name, scores in point.get("evaluated_on", {}).items():
+        further += f"; on {Path(name).name} students " + ", ".join(
+            filter(None, (f"{data.task.of(scores):.4g}", agreement(scores)))
+        )
     return line + (said and f"; students: {said}") + further
 
 

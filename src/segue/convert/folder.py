@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,11 @@ class Finished:
     others: dict[str, dict[str, float]]  # scores of the original on each of the further files
 
 
-def evaluated_on(model: nn.Module, data: Data, original: nn.Module | None = None) -> dict[str, dict[str, float]]:
-    """Return the scores of a model on each of the further files."""
-    return {name: evaluated(model, batches, data.task, original) for name, batches in data.evaluated_on.items()}
+def evaluated_on(
+    model: nn.Module, data: Data, original: nn.Module | None = None, batches: int | None = None
+) -> dict[str, dict[str, float]]:
+    """Return the scores of a model on each of the further files, or on so many batches of it."""
+    return {name: evaluated(model, islice(each, batches), data.task, original) for name, each in data.evaluated_on.items()}
 
 
 def evaluated(model: nn.Module, batches: Iterable[Any], task: Task, original: nn.Module | None = None) -> dict[str, float]:
@@ -253,7 +256,7 @@ the original.
 ## Conversion
 
 - **Replaced**: `{conversion["sites"]}` ({len(sites)} sites), each by `{conversion["student"]}`.{excluded}
-- **Method**: {_method(conversion)}; seed {conversion["seed"]}.{_control(conversion)}
+- **Method**: {_method(conversion)}; seed {conversion["seed"]}.{_control(record)}
 - **Data**: `{source}`: {data.train_size}; evaluated on {data.held_out_size}, never trained on.
 - **Budget**: {budget["steps"]:,} steps of {batch}, {seen}, {duration(budget["seconds"])}.
 - **Original**: `{name}`, sha256 of its weights in float32 `{base["hash"][:16]}…`
@@ -273,9 +276,14 @@ def _method(conversion: dict[str, Any]) -> str:
     return f"{how}; trained: {trained}"
 
 
-def _control(conversion: dict[str, Any]) -> str:
-    said = " **A control**: these students compute what the original computes, so that nothing is converted;"
-    return f"{said} what changes is adaptation to the data." if conversion["control"] else ""
+def _control(record: dict[str, Any]) -> str:
+    if not record["conversion"]["control"]:
+        return ""
+    said = " **A control**: these students begin as what the original computes, so that nothing is converted;"
+    plan = record["segue"]["plan"]
+    by_task = bool(plan.get("phases")) and plan.get("guidance") is None and plan.get("distill") is None
+    how = f", by the loss of the task: those of `{record['conversion']['method']}` compare with the original" if by_task else ""
+    return f"{said} what changes is adaptation to the data{how}."
 
 
 def _short(name: str) -> str:
@@ -290,13 +298,22 @@ def _quality_table(record: dict[str, Any], data: Data) -> str:
     for name in quality["original"]:
         if name != quality["name"]:
             rows.append(f"| {name} | {quality['original'][name]:.4f} | {quality['converted'][name]:.4f} |")
-    if "kl" in (scores := quality["converted"]):
-        rows.append(f"| KL divergence from the original, nats | 0 | {significant(scores['kl'])} |")
-        rows.append(f"| same first choice as the original | 100 % | {100 * scores['same_first_choice']:.1f} % |")
+    rows += _distance_rows(quality["converted"])
     for name, further in record["evaluated_on"].items():
+        place = f" on `{_short(name)}`"
         before, after = (f"{task.of(further[which]):.4g}{task.unit}" for which in ("original", "converted"))
-        rows.append(f"| {quality['name']} on `{_short(name)}` | {before} | {after} |")
+        rows += [f"| {quality['name']}{place} | {before} | {after} |", *_distance_rows(further["converted"], place)]
     return "\n".join(rows) + "\n"
+
+
+def _distance_rows(scores: dict[str, float], place: str = "") -> list[str]:
+    """Say how far a model is from the original, where that is measured."""
+    if "kl" not in scores:
+        return []
+    return [
+        f"| KL divergence from the original{place}, nats | 0 | {significant(scores['kl'])} |",
+        f"| same first choice as the original{place} | 100 % | {100 * scores['same_first_choice']:.1f} % |",
+    ]
 
 
 def _speed_table(record: dict[str, Any]) -> str:

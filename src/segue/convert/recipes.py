@@ -76,12 +76,58 @@ def require_complete(settings: Conversion) -> None:
 
 def plan_of(settings: Conversion, base: Base) -> Plan:
     """Return the plan of a conversion, for this model."""
+    if settings.control and base.kind == "encoder":
+        raise ConfigError(
+            "--control is of no use here.",
+            f"{base.name} learns what the original returns, and exact softmax students return it already.",
+            "leave --control out.",
+        )
     plan = _plan_in(settings.plan) if settings.plan is not None else _plan_by_method(settings, base)
     own = settings.distill is not None or (settings.plan is not None and plan.distill is not None)
     if base.kind == "encoder" and not own:  # the only task to learn from is what the original returns
         plan = dataclasses.replace(plan, distill=FeatureGuidance(schedule=Constant(alpha=1.0)))
     _, new = _kinds(base, plan)
-    return plan if new else dataclasses.replace(plan, phases=tuple(map(_for_copied, plan.phases)))
+    plan = plan if new else dataclasses.replace(plan, phases=tuple(map(_for_copied, plan.phases)))
+    return _with_task(plan) if settings.control and _compares_only(plan) else plan
+
+
+def notes(settings: Conversion, plan: Plan) -> list[str]:
+    """Say in which ways a conversion is not what its method is elsewhere."""
+    found = []
+    if settings.control:
+        how = f"by the loss of the task, as those of {settings.method} compare with the original, which they equal"
+        trained = f"trained {how if is_by_task(plan) else 'in the same way'}"
+        found.append(f"control: exact softmax students, {trained}; nothing is converted")
+    if settings.method is not None and _takes_one_update(settings):
+        made, own = parse.method(settings.method)
+        usual = inspect.signature(made).parameters["split"].default
+        if "split" not in own:
+            why = "--shard" if settings.shard else "--accumulate"
+            found.append(f"{settings.method}: one update for each batch, not {usual}, which {why} leaves no room for")
+    return found
+
+
+def is_by_task(plan: Plan) -> bool:
+    """Return whether the phases of a control have the loss of the task in place of those that compare with the original."""
+    return bool(plan.phases) and plan.guidance is None and plan.distill is None
+
+
+def _compares_only(plan: Plan) -> bool:
+    """Return whether every loss of a plan compares with the original: exact students would learn nothing."""
+    return bool(plan.phases) and all(phase.task == 0 for phase in plan.phases)
+
+
+def _with_task(plan: Plan) -> Plan:
+    """Let students learn the task alone, in phases of the same lengths and learning rates."""
+    plain = {"local": False, "split": 1, "reuse": 1, "tolerance": 0.0, "guidance": None, "task": 1.0}
+    phases = tuple(dataclasses.replace(phase, name=f"task, not {phase.name}", **plain) for phase in plan.phases)
+    return dataclasses.replace(plan, guidance=None, distill=None, phases=phases)
+
+
+def _takes_one_update(settings: Conversion) -> bool:
+    """Return whether a step has no room for several updates, which take a batch of their own, and complete weights."""
+    made, _ = parse.method(str(settings.method))
+    return "split" in inspect.signature(made).parameters and (settings.accumulate > 1 or settings.shard)
 
 
 def recipe_of(settings: Conversion, base: Base, plan: Plan) -> Recipe:
@@ -104,8 +150,8 @@ def _plan_by_method(settings: Conversion, base: Base) -> Plan:
     if lr is not None and (settings.lr is not None or settings.lr_new is not None or isinstance(lr.default, Rates)):
         copied, _ = _kinds(base, Plan(sites=given["sites"], student=student))
         given.setdefault("lr", _rates(settings, copied, train))
-    if "split" in takes and (settings.accumulate > 1 or settings.shard):
-        given.setdefault("split", 1)  # several updates in one step take a batch of their own, and complete weights
+    if _takes_one_update(settings):
+        given.setdefault("split", 1)
     plan = made(**given)
     if settings.warmup is not None:
         plan = dataclasses.replace(plan, phases=tuple(_rising(phase, settings.warmup) for phase in plan.phases))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ from segue.training.recipe import Recipe
 SHARE = 0.1  # of a run: its evaluations cost at most this
 MOST, FEWEST = 10, 4  # evaluations, before the number of their batches is reduced
 PASSES = 4  # over the held-out data in an evaluation: of the blend and of the students, and each time of the original
+FURTHER = 2  # passes over a further file: of the students and of the original
 KEPT = 2  # checkpoints
 
 
@@ -83,7 +84,15 @@ def rehearse(model: nn.Module, plan: Plan, data: Data, recipe: Recipe, *, saves:
     return Rehearsal(seconds=timed, checkpoint=written or None)
 
 
-def affordable(run: float, batch: float, batches: int) -> tuple[int, int]:
+def passes(used: int, batches: int, further: Sequence[int] = ()) -> int:
+    """Count the batches that an evaluation reads, once for each pass of a model: at most `used` of each file.
+
+    `batches` and `further` are how many the held-out data and each of the further files have.
+    """
+    return PASSES * min(used, batches) + FURTHER * sum(min(used, each) for each in further)
+
+
+def affordable(run: float, batch: float, batches: int, further: Sequence[int] = ()) -> tuple[int, int]:
     """Return how many evaluations of how many batches cost at most a tenth of a run; the first and the last are always there.
 
     `run` and `batch` are the seconds of all steps, and of one batch in one pass.
@@ -92,12 +101,16 @@ def affordable(run: float, batch: float, batches: int) -> tuple[int, int]:
     (10, 32)
     >>> affordable(run=900.0, batch=1.0, batches=32)
     (4, 5)
+    >>> affordable(run=900.0, batch=1.0, batches=32, further=[32, 32])
+    (4, 2)
     """
-    passes = run * SHARE / (1 - SHARE) / max(batch, 1e-9) / PASSES  # so many batches in all
-    number = next((n for n in range(MOST, FEWEST, -1) if (n + 1) * batches <= passes), FEWEST)
-    while number > 1 and (number + 1) > passes:
+    most = run * SHARE / (1 - SHARE) / max(batch, 1e-9)  # passes over a batch in all
+    longest = max(batches, *further, 1)
+    number = next((n for n in range(MOST, FEWEST, -1) if (n + 1) * passes(longest, batches, further) <= most), FEWEST)
+    while number > 1 and (number + 1) * passes(1, batches, further) > most:
         number -= 1
-    return number, max(1, min(batches, int(passes / (number + 1))))
+    fitting = (used for used in range(longest, 1, -1) if (number + 1) * passes(used, batches, further) <= most)
+    return number, next(fitting, 1)
 
 
 def first(batches: Iterable[Any], number: int | None) -> Iterable[Any]:

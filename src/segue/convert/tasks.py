@@ -43,6 +43,10 @@ class NextToken:
         logits = self.logits(model, batch)
         return F.cross_entropy(logits.flatten(0, 1), self.labels(batch).flatten(), ignore_index=IGNORED)
 
+    def forward_only(self, model: nn.Module, batch: Any) -> Tensor:
+        """Run the model, without the loss."""
+        return self.logits(model, batch)
+
     def logits(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the logits of every prediction, (texts, predictions, vocabulary)."""
         inputs = {name: x for name, x in batch.items() if name != "labels"}

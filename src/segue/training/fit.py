@@ -41,7 +41,7 @@ from segue.training.monitor import Monitor
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
 from segue.training.resume import Checkpoints, Interruption, settings_of
-from segue.training.tasks import LossFn, Scores, output_mask, require_gradient, scalar
+from segue.training.tasks import LossFn, Scores, output_mask, require_gradient, task_loss
 from segue.training.teacher_cache import TeacherCache
 from segue.training.undo import Undo, remove_released
 from segue.training.weights import FiniteWeights
@@ -216,6 +216,7 @@ def _run(
         loop.accelerator.init_trackers("segue", config={"total_steps": loop.total})
     pauses = sum(step > loop.done for step in evaluations) + (loop.done == 0)
     with Interruption() as interruption, closing(shown(done=loop.done, pauses=pauses)) as progress:
+        silent = progress.name is None and checkpoints.folder is None  # as in a rehearsal, whose caller knows better
         if loop.done == 0:
             monitor.evaluate(progress)
         while not loop.ended:
@@ -232,9 +233,9 @@ def _run(
                 checkpoints.save(loop)
             if signal and not last:
                 progress.close()
-                interruption.leave(signal, f"stopped at step {loop.done} of {loop.total}; {checkpoints}")
+                interruption.leave(signal, f"stopped at step {loop.done} of {loop.total}; {checkpoints}", silent=silent)
         if caught := loop.caught_anywhere(interruption):  # in the last step, whose checkpoint is written
-            interruption.leave(caught, f"stopped after the last step; {checkpoints}")
+            interruption.leave(caught, f"stopped after the last step; {checkpoints}", silent=silent)
     loop.finish()
     for tracker in loop.accelerator.trackers:  # not end_training(), which also ends the process group
         tracker.finish()
@@ -376,9 +377,8 @@ class Loop:
             last = micro == self.recipe.accumulate - 1
             with nullcontext() if last else self._without_reduction():
                 with self.accelerator.autocast():
-                    loss = scalar(self.loss_fn(self.network, batch))
+                    loss = task_loss(self.loss_fn, self.network, batch, self.handover)
                     if self.handover is not None:
-                        loss = self.handover.weighted(loss)
                         aux = self.handover.aux_loss(padding_mask(batch), output_mask=output_mask(self.loss_fn, batch))
                         task, loss = loss, loss + aux
                 require_gradient(loss)

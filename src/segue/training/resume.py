@@ -51,9 +51,10 @@ class Interruption:
         self.caught = self.caught or number  # launchers send SIGTERM more than once
 
     @staticmethod
-    def leave(number: int, message: str) -> None:
+    def leave(number: int, message: str, *, silent: bool = False) -> None:
         """Stop as the signal would have stopped the process, and say so."""
-        print(printable(f"\nInterrupted: {message}"), file=sys.stderr, flush=True)
+        if not silent:
+            print(printable(f"\nInterrupted: {message}"), file=sys.stderr, flush=True)
         if number == signal.SIGINT:
             raise KeyboardInterrupt(message)
         raise SystemExit(128 + number)
@@ -162,4 +163,4 @@ class Checkpoints:
         on_rank_0(lambda: changes.require_same(was, now, self.allow_changes), "the training does not resume.")
 
     def __str__(self) -> str:
-        return "nothing is saved (fit has no folder)" if self.folder is None else f"resume from {self.folder}"
+        return "nothing is saved (fit has no folder)" if self.folder is None else f"saved in {self.folder}"

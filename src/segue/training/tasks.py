@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from segue.border import Rule, Unit, checked
 from segue.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from segue.core.handover import Handover
 
 TORCHS_OWN = ("torch.nn.modules.loss", "torch.nn.functional")  # take outputs and targets, not the model
 LossFn: TypeAlias = Annotated[  # (model, batch) -> scalar
@@ -27,6 +31,21 @@ def output_mask(loss_fn: object, batch: Any) -> Tensor | None:
     """Return which outputs of the model count in a batch, where a task knows that, as of the replies in a chat."""
     mask = getattr(loss_fn, "output_mask", None)
     return mask(batch) if callable(mask) else None
+
+
+def task_loss(loss_fn: LossFn, model: nn.Module, batch: Any, handover: Handover | None) -> Tensor:
+    """Return the loss of the task with the weight that the phase gives it.
+
+    Where distillation alone counts, a task that has `forward_only` just runs the model: over a large vocabulary a loss that
+    nobody adds costs as much as a few layers.
+    """
+    if handover is None:
+        return scalar(loss_fn(model, batch))
+    forward_only = getattr(loss_fn, "forward_only", None)
+    unused = handover.phase is not None and handover.phase.task == 0 and handover.auxiliary.distill > 0
+    if unused and callable(forward_only):
+        return torch.zeros((), device=forward_only(model, batch).device)
+    return handover.weighted(scalar(loss_fn(model, batch)))
 
 
 def quality_of(loss_fn: Any, scores: Mapping[str, float]) -> str:
