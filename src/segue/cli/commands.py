@@ -107,8 +107,7 @@ def cost(
     """
     from segue.cli.cost import show
 
-    given = {"batch": batch, "tokens": tokens, "steps": steps, "picture": picture, "as_json": json}
-    show(console, model, plan, sites, student, **given)
+    show(console, model, plan, sites, student, batch=batch, tokens=tokens, steps=steps, picture=picture, as_json=json)
 
 
 @command()

@@ -119,7 +119,7 @@ def _compares_only(plan: Plan) -> bool:
 
 def _with_task(plan: Plan) -> Plan:
     """Let students learn the task alone, in phases of the same lengths and learning rates."""
-    plain = {"local": False, "split": 1, "reuse": 1, "tolerance": 0.0, "guidance": None, "task": 1.0}
+    plain: dict[str, Any] = {"local": False, "split": 1, "reuse": 1, "tolerance": 0.0, "guidance": None, "task": 1.0}
     phases = tuple(dataclasses.replace(phase, name=f"task, not {phase.name}", **plain) for phase in plan.phases)
     return dataclasses.replace(plan, guidance=None, distill=None, phases=phases)
 

@@ -85,7 +85,9 @@ def choose_heads(
             gains[site][head] = without - _damage(found, measured, {site: replace(mixture, keep=(head,))})
             show(done, site)
         ranked = sorted(((-gain, site, head) for site, each in gains.items() for head, gain in enumerate(each)))
-        kept = {site: tuple(sorted(head for _, of, head in ranked[:keep] if of == site)) for site in heads}
+        kept: dict[int | str, tuple[int, ...]] = {
+            site: tuple(sorted(head for _, of, head in ranked[:keep] if of == site)) for site in heads
+        }
         student = replace(mixture, keep=kept)
         return ChosenHeads(student, gains, without, _damage(found, measured, dict.fromkeys(heads, student)))
 
