@@ -1,22 +1,31 @@
-"""Prediction: the correction finds what the quadratic form misses, and says how sure it is."""
+"""Prediction: options alone, interactions where real subsets show them, and how sure that is."""
 
 import pytest
 import torch
 
 from segue.planning.damage import random_subsets
-from segue.planning.prediction import corrected, uncorrected
+from segue.planning.prediction import MOST, predicted, uncorrected
 
 OPTIONS = [(f"layers.{i}", "a") for i in range(6)]
 
 
 def matrix(seed: int = 0) -> torch.Tensor:
     j = torch.randn(6, 40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    j = j + 0.7 * j.mean(0)  # logits move in a common direction
     return j @ j.T / 40
 
 
 def form(h: torch.Tensor, subset) -> float:
     x = torch.tensor([float(option in subset) for option in OPTIONS], dtype=torch.float64)
     return float(x @ h @ x / 2)
+
+
+def alone(h: torch.Tensor) -> list[float]:
+    return (h.diagonal() / 2).tolist()
+
+
+def found_for(h, drawn, damages, each=None):
+    return predicted(OPTIONS, each or alone(h), h, drawn, damages)
 
 
 def test_without_subsets_it_is_the_quadratic_form():
@@ -27,27 +36,66 @@ def test_without_subsets_it_is_the_quadratic_form():
     assert found.r2 is None
 
 
-def test_a_form_that_is_off_by_a_factor_is_corrected_exactly():
+def test_without_subsets_options_add_up():
+    found = found_for(matrix(), [], [])
+    assert found.of(OPTIONS) == pytest.approx(sum(alone(matrix())))
+    assert found.r2 is None
+    assert found.interval(OPTIONS)[1] == float("inf")
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.4])
+def test_interactions_that_real_subsets_show_are_found(factor):
     h, drawn = matrix(), random_subsets(OPTIONS, 40, 0)
-    found = corrected(OPTIONS, h, drawn, [0.4 * form(h, subset) for subset in drawn])
-    others = [subset for subset in random_subsets(OPTIONS, 63, 1) if subset not in drawn]
+    found = found_for(h, drawn, [factor * form(h, subset) for subset in drawn])
+    others = [subset for subset in random_subsets(OPTIONS, 57, 1) if subset not in drawn]
     assert others
     for subset in others:
-        assert found.of(subset) == pytest.approx(0.4 * form(h, subset), rel=1e-3)
-    assert found.r2 == pytest.approx(1.0, abs=1e-4)
+        assert found.of(subset) == pytest.approx(factor * form(h, subset), rel=1e-6)
+    assert found.r2 == pytest.approx(1.0, abs=1e-6)
 
 
-def test_a_site_whose_damage_the_form_misses_is_found():
+def test_interactions_are_in_units_of_the_real_damage():
+    """The form is exact near the original; options whose real damage is four times larger have pairs four times larger."""
     h, drawn = matrix(), random_subsets(OPTIONS, 40, 0)
+    found = found_for(h, drawn, [4 * form(h, subset) for subset in drawn], [4 * x for x in alone(h)])
+    assert found.of(OPTIONS) == pytest.approx(4 * form(h, OPTIONS), rel=1e-6)
 
-    def real(subset):
-        return form(h, subset) + (2.0 if OPTIONS[3] in subset else 0.0)
 
-    found = corrected(OPTIONS, h, drawn, [real(subset) for subset in drawn])
-    plain = uncorrected(OPTIONS, h)
-    others = [subset for subset in random_subsets(OPTIONS, 63, 1) if subset not in drawn]
-    error, before = (sum(abs(p.of(subset) - real(subset)) for subset in others) for p in (found, plain))
-    assert error < before / 5
+@pytest.mark.parametrize("seed", range(6))
+def test_interactions_that_cannot_be_told_from_noise_do_not_count(seed):
+    """Damage adds up, but every subset is measured on other inputs."""
+    h, drawn = matrix(seed), random_subsets(OPTIONS, 48, seed)
+    place = {option: x for option, x in zip(OPTIONS, alone(h), strict=True)}
+    draw = torch.Generator().manual_seed(seed)
+    damages = [sum(place[o] for o in s) * float((0.5 * torch.randn((), generator=draw)).exp()) for s in drawn]
+    found = found_for(h, drawn, damages)
+    ratio = float(found.pairs.abs().sum() / found_for(h, drawn, [form(h, s) for s in drawn]).pairs.abs().sum())
+    assert ratio < 0.25
+    order = sorted(range(6), key=lambda i: found.of([OPTIONS[i]]))
+    assert order == sorted(range(6), key=alone(h).__getitem__)
+
+
+@pytest.mark.parametrize("sign", [-1.0, 100.0])
+def test_interactions_are_neither_negated_nor_exaggerated(sign):
+    h, drawn = matrix(), random_subsets(OPTIONS, 48, 0)
+    x = torch.tensor(alone(h), dtype=torch.float64)
+    damages = [
+        max(0.0, sum(x[OPTIONS.index(o)].item() for o in s) + sign * (form(h, s) - sum(x[OPTIONS.index(o)].item() for o in s)))
+        for s in drawn
+    ]
+    found = found_for(h, drawn, damages)
+    if sign < 0:
+        assert not found.pairs.any()
+    else:
+        weight = found.pairs.sum() / h.triu(1).sum() / (found.singles.sum() / x.sum())
+        assert float(weight) == pytest.approx(MOST)
+
+
+def test_options_without_any_damage_are_predicted_without_any():
+    drawn = random_subsets(OPTIONS, 48, 0)
+    found = predicted(OPTIONS, [0.0] * 6, torch.zeros(6, 6, dtype=torch.float64), drawn, [0.0] * len(drawn))
+    assert found.of(OPTIONS) == 0
+    assert found.interval(OPTIONS) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.4])
@@ -58,9 +106,9 @@ def test_intervals_hold_nine_of_ten(noise):
         draw = torch.Generator().manual_seed(seed)
         real = {
             s: form(h, s) * float((noise * torch.randn((), generator=draw)).exp())
-            for s in random_subsets(OPTIONS, 63, seed + 1)
+            for s in random_subsets(OPTIONS, 57, seed + 1)
         }
-        found = corrected(OPTIONS, h, drawn, [real[s] for s in map(tuple, drawn)])
+        found = found_for(h, drawn, [real[s] for s in map(tuple, drawn)])
         for subset in real.keys() - set(drawn):
             low, high = found.interval(subset)
             inside += low <= real[subset] <= high
