@@ -28,7 +28,7 @@ from segue.planning import Planned, damage, planner
 from segue.planning.candidates import Candidates, candidates_on, named
 from segue.planning.fitting import fit_candidates, fit_recipe, step_operations
 from segue.planning.journal import FILE, Journal
-from segue.planning.prediction import uncorrected
+from segue.planning.prediction import quadratic
 from segue.students.attention.cache_copy import copy_caches
 from segue.students.layers import layers_of
 from segue.training.progress import Progress
@@ -129,8 +129,8 @@ class _Work:
         found["leave one out"] = self._ranking(_added(everything, alone), spent * self.inputs / _inputs(first), count + 1)
         _, spent = _counted(lambda: damage.curvature(self.candidates, first, padding_mask(first)))
         curved = sum(map(_inputs, self.held[: planner.CURVED]))
-        plain = uncorrected(options, self.planned.matrix)
-        scores = {subset: plain.of([options[i] for i in subset]) for subset in everything}
+        singles, pairs = quadratic(options, self.planned.matrix)
+        scores = {(*s,): float(singles[[*s]].sum() + pairs[[*s]][:, [*s]].sum()) for s in everything}
         found["quadratic form"] = self._ranking(scores, spent * curved / _inputs(first), count * curved / self.inputs)
         return found
 

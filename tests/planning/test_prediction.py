@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from segue.planning.damage import random_subsets
-from segue.planning.prediction import MOST, predicted, uncorrected
+from segue.planning.prediction import MOST, predicted, quadratic
 
 OPTIONS = [(f"layers.{i}", "a") for i in range(6)]
 
@@ -28,12 +28,12 @@ def found_for(h, drawn, damages, each=None):
     return predicted(OPTIONS, each or alone(h), h, drawn, damages)
 
 
-def test_without_subsets_it_is_the_quadratic_form():
+def test_the_terms_of_the_form_add_up_to_it():
     h = matrix()
-    found = uncorrected(OPTIONS, h)
+    singles, pairs = quadratic(OPTIONS, h)
     for subset in random_subsets(OPTIONS, 20, 0):
-        assert found.of(subset) == pytest.approx(max(0.0, form(h, subset)))
-    assert found.r2 is None
+        chosen = [OPTIONS.index(option) for option in subset]
+        assert float(singles[chosen].sum() + pairs[chosen][:, chosen].sum()) == pytest.approx(form(h, subset))
 
 
 def test_without_subsets_options_add_up():
@@ -65,7 +65,7 @@ def test_interactions_are_in_units_of_the_real_damage():
 def test_interactions_that_cannot_be_told_from_noise_do_not_count(seed):
     """Damage adds up, but every subset is measured on other inputs."""
     h, drawn = matrix(seed), random_subsets(OPTIONS, 48, seed)
-    place = {option: x for option, x in zip(OPTIONS, alone(h), strict=True)}
+    place = dict(zip(OPTIONS, alone(h), strict=True))
     draw = torch.Generator().manual_seed(seed)
     damages = [sum(place[o] for o in s) * float((0.5 * torch.randn((), generator=draw)).exp()) for s in drawn]
     found = found_for(h, drawn, damages)
@@ -79,10 +79,8 @@ def test_interactions_that_cannot_be_told_from_noise_do_not_count(seed):
 def test_interactions_are_neither_negated_nor_exaggerated(sign):
     h, drawn = matrix(), random_subsets(OPTIONS, 48, 0)
     x = torch.tensor(alone(h), dtype=torch.float64)
-    damages = [
-        max(0.0, sum(x[OPTIONS.index(o)].item() for o in s) + sign * (form(h, s) - sum(x[OPTIONS.index(o)].item() for o in s)))
-        for s in drawn
-    ]
+    added = [float(x[[OPTIONS.index(option) for option in subset]].sum()) for subset in drawn]
+    damages = [max(0.0, one + sign * (form(h, subset) - one)) for one, subset in zip(added, drawn, strict=True)]
     found = found_for(h, drawn, damages)
     if sign < 0:
         assert not found.pairs.any()

@@ -139,6 +139,7 @@ def plan_replacement(
     return Planned(
         plan=made_plan(places, factories, prediction, errors, costs, found.subset, given),
         choice=_choice(found, prediction, differing, costs),
+        metric=_metric(budget),
         frontier=tuple(_frontier(problem, differing, _metric(budget))),
         sites=places,
         students=factories,

@@ -51,12 +51,6 @@ def quadratic(options: Sequence[Option], matrix: Tensor) -> tuple[Tensor, Tensor
     return matrix.diagonal().double() / 2, torch.where(apart, matrix.double(), 0.0).triu(1)
 
 
-def uncorrected(options: Sequence[Option], matrix: Tensor) -> Prediction:
-    """Predict by the quadratic form alone."""
-    singles, pairs = quadratic(options, matrix)
-    return Prediction(tuple(options), singles, pairs, math.inf, 0.0, None, 0)
-
-
 def predicted(
     options: Sequence[Option],
     alone: Sequence[float],
