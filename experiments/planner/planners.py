@@ -125,7 +125,7 @@ class _Work:
         count, options, first = len(self.candidates.options), self.candidates.options, self.held[0]
         found = {"local error": self._ranking(_added(everything, [self.errors[o] for o in options]), 0, 0)}
         _, spent = _counted(lambda: self.kl([(i,) for i in range(count)], [first]))
-        alone = self.planned.prediction.singles.tolist()
+        alone = self.planned.prediction.alone
         found["leave one out"] = self._ranking(_added(everything, alone), spent * self.inputs / _inputs(first), count + 1)
         _, spent = _counted(lambda: damage.curvature(self.candidates, first, padding_mask(first)))
         curved = sum(map(_inputs, self.held[: planner.CURVED]))

@@ -238,9 +238,10 @@ class _Work:
             self.predicted += int(sums[0, 2])
             total += signal.weight * sums[:, :2] / sums[:, 2:] / torch.tensor([1.0, whole])
         kl, differing = (column.split([len(options), len(self.drawn)]) for column in total.T)
+        unit = float(differing[0].sum() / kl[0].sum()) if float(kl[0].sum()) > 0 else 0.0
         return (
             predicted(options, kl[0].tolist(), matrix, self.drawn, kl[1].tolist()),
-            predicted(options, differing[0].tolist(), matrix, self.drawn, differing[1].tolist()),
+            predicted(options, differing[0].tolist(), unit * matrix, self.drawn, differing[1].tolist()),
         )
 
     def _turns(self, batches: int, place: int) -> tuple[list[int], list[tuple[Option, ...]]]:

@@ -1,4 +1,4 @@
-"""Prediction: what options damage alone, and their interactions as far as real subsets show them, with an interval."""
+"""Prediction: the quadratic form as far as it explains what options damage alone, leave one out for the rest; an interval."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ FOLDS = 5
 COVERAGE = 0.9  # of the intervals
 LEAST = 8  # subsets: fewer tell nothing about the error
 FLOOR = 0.05  # of the mean damage: errors of smaller numbers are judged as if they were this large
-SURE = 2.0  # standard errors that the weight of interactions is away from 0; else they count nothing
-MOST = 2.0  # the largest weight of interactions, in that of single options
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ class Prediction:
     floor: float
     r2: float | None  # of held-out subsets; None without any
     measured: int  # subsets
+    alone: tuple[float, ...] = ()  # the real damage of each option
 
     def of(self, subset: Sequence[Option]) -> float:
         """Return the predicted damage."""
@@ -58,48 +57,31 @@ def predicted(
     subsets: Sequence[Sequence[Option]],
     damages: Sequence[float],
 ) -> Prediction:
-    """Predict by the real damage of each option alone, and by how alike the quadratic form says that two of them are.
+    """Predict by a mean of the quadratic form, which has interactions, and of the real damage of each option alone, added up.
 
-    Two numbers are fitted to the damage of real subsets, which are measured on different inputs: the weight of the sum of
-    single options, and that of their interactions. Errors are relative, because damage grows over orders of magnitude.
+    The weight of the form is the part of the damage alone that it explains: it is exact for small steps, and says nothing about
+    large ones. Real subsets, measured on different inputs, give one factor to both, and errors, which are relative.
     """
-    singles, pairs = torch.tensor(alone, dtype=torch.float64), _interactions(options, alone, matrix)
+    singles, pairs = quadratic(options, matrix)
+    real = torch.tensor(alone, dtype=torch.float64)
+    trust = min(1.0, float(singles.sum() / real.sum())) if float(real.sum()) > 0 else 0.0
+    singles, pairs = trust * singles + (1 - trust) * real, trust * pairs
     place = {option: i for i, option in enumerate(options)}
     inside = torch.zeros(len(subsets), len(options), dtype=torch.float64)
     for row, subset in enumerate(subsets):
         inside[row, [place[option] for option in subset]] = 1.0
-    x = torch.stack([inside @ singles, torch.einsum("ni,ij,nj->n", inside, pairs, inside)], dim=1)
+    x = (inside @ singles + torch.einsum("ni,ij,nj->n", inside, pairs, inside)).clamp_min(0)
     y = torch.tensor(damages, dtype=torch.float64)
     floor = FLOOR * float(y.mean()) if len(y) else 0.0
     noise = (y.clamp_min(0) + floor).clamp_min(1e-30)
-    single, pair = _weights(x, y, noise)
+    factor = _factor(x, y, noise)
     sure, r2 = _held_out(x, y, noise, floor) if len(y) >= LEAST else (math.inf, None)
-    return Prediction(tuple(options), single * singles, pair * pairs, sure, floor, r2, len(y))
+    return Prediction(tuple(options), factor * singles, factor * pairs, sure, floor, r2, len(y), tuple(alone))
 
 
-def _interactions(options: Sequence[Option], alone: Sequence[float], matrix: Tensor) -> Tensor:
-    """Return what pairs add: the correlation of two options in the quadratic form, in units of their real damage."""
-    _, pairs = quadratic(options, matrix)
-    size = matrix.diagonal().double().clamp_min(0).sqrt()
-    units = torch.tensor(alone, dtype=torch.float64).clamp_min(0).sqrt()
-    each = torch.where(size > 0, units / size, 0.0)
-    return 2 * pairs * each[:, None] * each
-
-
-def _weights(x: Tensor, y: Tensor, noise: Tensor) -> tuple[float, float]:
-    """Fit the weights of single options and of interactions; that of interactions is shrunk by its standard error."""
-    (one, two), y = (x / noise[:, None]).T, y / noise
-    square, other, mixed = float(one @ one), float(two @ two), float(one @ two)
-    if square == 0:
-        return 1.0, 0.0
-    pair, determinant = 0.0, square * other - mixed**2
-    if len(y) > 2 and determinant > 1e-12 * square * other:
-        pair = (square * float(two @ y) - mixed * float(one @ y)) / determinant
-        single = (float(one @ y) - pair * mixed) / square
-        error = float(((y - single * one - pair * two) ** 2).sum()) / (len(y) - 2) * square / determinant
-        pair = pair * max(0.0, 1 - SURE**2 * error / pair**2) if pair > 0 else 0.0
-    single = max(0.0, (float(one @ y) - pair * mixed) / square)
-    return single, min(pair, MOST * single)
+def _factor(x: Tensor, y: Tensor, noise: Tensor) -> float:
+    x, y = x / noise, y / noise
+    return float(x @ y / (x @ x)) if float(x @ x) > 0 else 1.0
 
 
 def _held_out(x: Tensor, y: Tensor, noise: Tensor, floor: float) -> tuple[float, float | None]:
@@ -109,8 +91,7 @@ def _held_out(x: Tensor, y: Tensor, noise: Tensor, floor: float) -> tuple[float,
     for fold in range(FOLDS):
         out = torch.zeros(len(y), dtype=torch.bool)
         out[order[fold::FOLDS]] = True
-        weights = torch.tensor(_weights(x[~out], y[~out], noise[~out]), dtype=torch.float64)
-        found[out] = (x[out] @ weights).clamp_min(0)
+        found[out] = x[out] * _factor(x[~out], y[~out], noise[~out])
     relative = ((y - found).abs() / (found + floor).clamp_min(1e-30)).sort().values
     place = min(len(y) - 1, math.ceil(COVERAGE * (len(y) + 1)) - 1)  # as in split conformal prediction
     spread = float(((y - y.mean()) ** 2).sum())

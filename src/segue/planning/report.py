@@ -45,7 +45,6 @@ def sentences(found: Planned) -> list[str]:
         f"{choice.differing:.1%} of the first choices differ.",
         f"Saved of the complete model ({found.costs.shape}): {saved}.",
         sure,
-        *(["Interactions of sites cannot be told from noise, and do not count."] if not bool(prediction.pairs.any()) else []),
         *([f"Another choice may be better by at most {significant(choice.gap)}."] if choice.gap > 0 else []),
         f"Planning took {found.spent['inputs']:,.0f} inputs, {flops(found.spent['flops'])} and "
         f"{duration(found.spent['seconds'])}.",
