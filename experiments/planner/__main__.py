@@ -52,6 +52,7 @@ def _options() -> Any:
     parser.add_argument("--most", type=int, help="Largest number of trainings of this call.")
     parser.add_argument("--fit-steps", type=int, help="Number of steps of the local fit; by default that of `segue plan`.")
     parser.add_argument("--subsets", type=int, help="Number of random subsets; by default that of `segue plan`.")
+    parser.add_argument("--cheap", action="store_true", help="Rank by what the plan has measured alone.")
     parser.add_argument("--measure", choices=["kl", "loss"], default="kl", help="What the truth is after training.")
     return parser.parse_args()
 
@@ -86,7 +87,7 @@ def _rank(study: Study, folder: Path, options: Any) -> None:
     for seed in range(options.seeds):
         if seed in known:
             continue
-        found = rank(study, seed, **settings)
+        found = rank(study, seed, folder / f"{study.name}_plan_{seed}", cheap=options.cheap, **settings)
         rankings = {}
         for name, ranking in found.items():
             scores = {" ".join(map(str, subset)): round(score, 6) for subset, score in ranking.scores.items()}

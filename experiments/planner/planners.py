@@ -7,9 +7,11 @@ same local fit, and at the same batches. What a planner runs is run inside a cou
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,23 +20,21 @@ from torch.nn import functional as F
 
 import segue
 from experiments.planner.studies import Study, inputs, trained, training_flops
-from segue.convert.options import PlanSettings
 from segue.core.blending import captured_outputs, merge, padding_mask
 from segue.core.modes import View
 from segue.core.views import isolated
 from segue.diagnostics.counting import flops
-from segue.planning import damage
+from segue.planning import Planned, damage, planner
 from segue.planning.candidates import Candidates, candidates_on, named
 from segue.planning.fitting import fit_candidates, fit_recipe, step_operations
-from segue.planning.journal import Journal
-from segue.planning.prediction import uncorrected
+from segue.planning.journal import FILE, Journal
+from segue.planning.prediction import quadratic
 from segue.students.attention.cache_copy import copy_caches
 from segue.students.layers import layers_of
 from segue.training.progress import Progress
 
 GATE_STEPS, GATE_RATE = 60, 0.1
 RANDOM = 100  # draws, whose mean is shown
-BATCHES = PlanSettings.batches  # as the command has it
 
 Subset = tuple[int, ...]
 T = TypeVar("T")
@@ -59,9 +59,12 @@ def defaults() -> dict[str, Any]:
     return {name: each.default for name, each in inspect.signature(segue.plan_replacement).parameters.items()}
 
 
-def rank(study: Study, seed: int, **settings: Any) -> dict[str, Ranking]:
-    """Let every planner rank all subsets; `settings` of `plan_replacement` are those that are not its defaults."""
-    every = study.planning_batches(seed, BATCHES)
+def rank(study: Study, seed: int, folder: Path, *, cheap: bool = False, **settings: Any) -> dict[str, Ranking]:
+    """Let every planner rank all subsets; `settings` of `plan_replacement` are those that are not its defaults.
+
+    The folder keeps the plan's students, which all planners look at. Cheap planners are those that measure nothing besides.
+    """
+    every = study.planning_batches(seed)
     planned = segue.plan_replacement(
         study.model,
         every,
@@ -69,6 +72,7 @@ def rank(study: Study, seed: int, **settings: Any) -> dict[str, Ranking]:
         study.budget,
         sites=study.sites,
         cost_batch=study.cost_batch,
+        folder=folder,
         seed=seed,
         progress=None,
         **settings,
@@ -86,64 +90,74 @@ def rank(study: Study, seed: int, **settings: Any) -> dict[str, Ranking]:
         ),
     }
     with candidates_on(study.model, study.sites, named([study.student]), every[0], seed) as candidates:
-        work = _Work(candidates, every, seed, {**defaults(), **settings})
+        work = _Work(candidates, every, planned, folder, {**defaults(), **settings})
         if [work.errors[option] for option in options] != [planned.errors[option] for option in options]:
             raise SystemExit("the students of the plan and of the other planners differ.")
-        found |= work.rankings(everything)
-    found["restore one, trained"] = _restored(study, everything, every[: defaults()["measure_on"]], seed)
-    return found
+        found |= work.measured(everything)
+        found |= {} if cheap else work.others(everything)
+    return found if cheap else {**found, "restore one, trained": _restored(study, everything, work.held, seed)}
 
 
 class _Work:
     """The planners that share the students of a local fit, and its cost."""
 
-    def __init__(self, candidates: Candidates, every: list[Any], seed: int, settings: dict[str, Any]) -> None:
-        self.candidates, self.seed = candidates, seed
-        self.held, fitted = every[: settings["measure_on"]], every[settings["measure_on"] :]
-        recipe = fit_recipe(settings["fit_steps"], settings["lr"])
+    def __init__(
+        self, candidates: Candidates, every: list[Any], planned: Planned, folder: Path, settings: dict[str, Any]
+    ) -> None:
+        self.candidates, self.planned = candidates, planned
+        self.held, fitted = planner.split(candidates.model, every, settings["measure_on"], settings["fit_steps"])
         steps = settings["fit_steps"]
-        operations = [step_operations(candidates, batch) for batch in fitted]
+        key = json.loads((folder / FILE).read_text(encoding="utf-8").split("\n")[0])["key"]
         self.errors = fit_candidates(
-            candidates, fitted, recipe, Journal(None, ""), closed_form=settings["closed_form"], shown=Progress(None, steps)
+            candidates,
+            fitted,
+            fit_recipe(steps, settings["lr"]),
+            Journal(folder, key),
+            closed_form=settings["closed_form"],
+            shown=Progress(None, steps),
         )
-        turns = [i % len(fitted) for i in range(steps)]
-        self.fit = Ranking({}, sum(_inputs(fitted[i]) for i in turns), sum(operations[i] for i in turns))
+        seen = sum(_inputs(fitted[i % len(fitted)]) for i in range(steps))
+        self.fit = Ranking({}, seen, step_operations(candidates, fitted[0]) * seen / _inputs(fitted[0]))
         self.inputs = sum(map(_inputs, self.held))
 
-    def rankings(self, everything: list[Subset]) -> dict[str, Ranking]:
-        count, options = len(self.candidates.options), self.candidates.options
-        complete = tuple(range(count))
+    def measured(self, everything: list[Subset]) -> dict[str, Ranking]:
+        """Rank by what the plan has measured, which is counted and not measured again."""
+        count, options, first = len(self.candidates.options), self.candidates.options, self.held[0]
         found = {"local error": self._ranking(_added(everything, [self.errors[o] for o in options]), 0, 0)}
-        alone, spent = _counted(lambda: self.kl([(i,) for i in complete]))
-        found["leave one out"] = self._ranking(_added(everything, alone), spent, count + 1)
+        _, spent = _counted(lambda: self.kl([(i,) for i in range(count)], [first]))
+        alone = self.planned.prediction.alone
+        found["leave one out"] = self._ranking(_added(everything, alone), spent * self.inputs / _inputs(first), count + 1)
+        _, spent = _counted(lambda: damage.curvature(self.candidates, first, padding_mask(first)))
+        curved = sum(map(_inputs, self.held[: planner.CURVED]))
+        singles, pairs = quadratic(options, self.planned.matrix)
+        scores = {(*s,): float(singles[[*s]].sum() + pairs[[*s]][:, [*s]].sum()) for s in everything}
+        found["quadratic form"] = self._ranking(scores, spent * curved / _inputs(first), count * curved / self.inputs)
+        return found
+
+    def others(self, everything: list[Subset]) -> dict[str, Ranking]:
+        """Rank by measurements of their own."""
+        count = len(self.candidates.options)
+        complete = tuple(range(count))
         others = [tuple(j for j in complete if j != i) for i in complete]
-        (together, *without), spent = _counted(lambda: self.kl([complete, *others]))
-        found["restore one"] = self._ranking(_added(everything, [together - left for left in without]), spent, count + 2)
+        (together, *without), spent = _counted(lambda: self.kl([complete, *others], self.held))
+        found = {"restore one": self._ranking(_added(everything, [together - left for left in without]), spent, count + 2)}
         gates, more = _counted(lambda: self.gates(together / count))
         passes = 2 * GATE_STEPS / len(self.held)  # of the original, and of the blend
         found["learned gates"] = self._ranking(
             _added(everything, [1 - z for z in gates]), spent / (count + 2) * 2 + more, passes + 2
         )
-        matrix, spent = _counted(self._curvature)
-        plain = uncorrected(options, matrix)
-        scores = {subset: plain.of([options[i] for i in subset]) for subset in everything}
-        found["quadratic form"] = self._ranking(scores, spent, count)
         return found
 
-    def kl(self, chosen: Sequence[Subset]) -> list[float]:
-        """Return the mean divergence of subsets on the batches to measure on."""
+    def kl(self, chosen: Sequence[Subset], batches: Sequence[Any]) -> list[float]:
+        """Return the mean divergence of subsets."""
         options = self.candidates.options
         total, count = torch.zeros(len(chosen), dtype=torch.float64), 0
-        for batch in self.held:
+        for batch in batches:
             shown = [[options[i] for i in subset] for subset in chosen]
             found = damage.divergences(self.candidates, batch, padding_mask(batch), shown)
             total += torch.tensor([one.kl for one in found], dtype=torch.float64)
             count += found[0].predictions
         return (total / count).tolist()
-
-    def _curvature(self) -> Tensor:
-        parts = [damage.curvature(self.candidates, batch, padding_mask(batch), self.seed) for batch in self.held]
-        return sum(parts[1:], parts[0]) / len(parts)
 
     def gates(self, penalty: float) -> list[float]:
         """Train only the students' weights z, by the divergence of the blend less a reward for every z.

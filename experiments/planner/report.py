@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
-from statistics import mean
+from statistics import mean, variance
 from typing import Any
 
 from scipy.stats import spearmanr
@@ -98,6 +98,7 @@ def compare(folder: Path, study: str, measure: str) -> list[dict[str, Any]]:
                 for subset, share in here.items():
                     chosen.setdefault(size, Counter())[subset] += share / len(rankings)
         least = {size: min(known[s] for s in known if len(s) == size) for size in chosen}
+        each = [mean_regret(choices(ranking["scores"], known), known, least) for ranking in rankings]
         regret = {size: sum(share * known[s] for s, share in here.items()) - least[size] for size, here in chosen.items()}
         agreement = [correlation(ranking["scores"], known) for ranking in rankings]
         rows.append(
@@ -108,23 +109,31 @@ def compare(folder: Path, study: str, measure: str) -> list[dict[str, Any]]:
                 "chosen": chosen,
                 "regret": regret,
                 "mean regret": mean(regret.values()),
+                "by seed": each,
                 **{key: mean(ranking[key] for ranking in rankings) for key in free},
             }
         )
     rows.sort(key=lambda row: row["mean regret"])
     for row in rows:
         row["beyond"] = row["mean regret"] - rows[0]["mean regret"]
-        row["uncertain"] = None if spread is None else Z * _deviation(row["chosen"], rows[0]["chosen"], spread, len(seeds))
+        row["uncertain"] = None if spread is None else Z * _deviation(row, rows[0], spread, len(seeds))
     return rows
 
 
-def _deviation(a: dict[int, Counter[Subset]], b: dict[int, Counter[Subset]], spread: dict[int, float], seeds: int) -> float:
-    """Return the standard deviation of the difference between two mean regrets that the noise of trainings causes."""
-    variance = 0.0
+def mean_regret(chosen: dict[int, dict[Subset, float]], known: Truth, least: dict[int, float]) -> float:
+    """Return the mean over sizes of what a choice loses to the best of its size."""
+    return mean(sum(share * known[s] for s, share in here.items()) - least[size] for size, here in chosen.items())
+
+
+def _deviation(row: dict[str, Any], best: dict[str, Any], spread: dict[int, float], seeds: int) -> float:
+    """Return the standard deviation of the difference between two mean regrets: noise of trainings, and of planning."""
+    trainings, a, b = 0.0, row["chosen"], best["chosen"]
     for size in a:
         apart = sum((a[size][subset] - b[size][subset]) ** 2 for subset in {*a[size], *b[size]})
-        variance += apart * spread[size] ** 2 / seeds
-    return math.sqrt(variance) / len(a)
+        trainings += apart * spread[size] ** 2 / seeds
+    several = [each["by seed"] for each in (row, best) if row is not best and len(each["by seed"]) > 1]
+    planning = sum(variance(found) / len(found) for found in several)
+    return math.sqrt(trainings / len(a) ** 2 + planning)
 
 
 def table(folder: Path, study: str, measure: str = "kl") -> str:
@@ -132,10 +141,12 @@ def table(folder: Path, study: str, measure: str = "kl") -> str:
     rows = compare(folder, study, measure)
     first = read(folder / f"{study}_ranks.jsonl")[0]
     sizes = list(rows[0]["regret"])
-    headings = ["planner", "Spearman", "within a size", *(f"regret, {size}" for size in sizes), "mean", "beyond the smallest",
-                "inputs", "FLOPs", "/ training", "/ convert"]  # fmt: skip
+    headings = ["planner", "Spearman", "within a size", *(f"regret, {size}" for size in sizes), "mean (planning seeds)",
+                "beyond the smallest", "inputs", "FLOPs", "/ training", "/ convert"]  # fmt: skip
     cells = []
     for row in rows:
+        found = sorted({f"{regret:.4f}" for regret in row["by seed"]})
+        between = f" ({found[0]} to {found[-1]})" if len(found) > 1 and row["planner"] != "random" else ""
         interval = "" if row["uncertain"] is None else f" ± {row['uncertain']:.4f}"
         cells.append(
             [
@@ -143,7 +154,7 @@ def table(folder: Path, study: str, measure: str = "kl") -> str:
                 f"{row['spearman']:.3f}",
                 f"{row['within']:.3f}",
                 *(f"{row['regret'][size]:.4f}" for size in sizes),
-                f"{row['mean regret']:.4f}",
+                f"{row['mean regret']:.4f}{between}",
                 f"{row['beyond']:.4f}{interval}",
                 f"{row['inputs']:,.0f}",
                 f"{row['flops']:.2g}" if row["flops"] else "0",

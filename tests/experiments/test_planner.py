@@ -69,6 +69,21 @@ def test_differences_between_planners_have_the_noise_of_the_trainings(tmp_path, 
     assert "2 complete seeds of 63 subsets" in report.about(tmp_path, "drop")
 
 
+def test_differences_between_planners_have_the_noise_of_planning(tmp_path):
+    write(tmp_path, 0.01, {"segue plan": sum, "first layers": sum})
+    (line,) = report.read(tmp_path / "drop_ranks.jsonl")
+    other = {"seed": 1, **line, "rankings": {**line["rankings"]}}
+    scores = {" ".join(map(str, s)): -sum(s) for s in EVERYTHING}  # the second seed chooses the worst
+    other["rankings"]["segue plan"] = {**line["rankings"]["segue plan"], "scores": scores}
+    (tmp_path / "drop_ranks.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps(other)}\n")
+    row = next(row for row in report.compare(tmp_path, "drop", "kl") if row["planner"] == "segue plan")
+    good, bad = row["by seed"]
+    assert good == pytest.approx(0, abs=0.1)
+    assert row["mean regret"] == pytest.approx((good + bad) / 2)
+    assert row["uncertain"] == pytest.approx(1.645 * (bad - good) / 2, rel=0.01)
+    assert f"({good:.4f} to {bad:.4f})" in report.table(tmp_path, "drop")
+
+
 @pytest.mark.slow
 def test_a_small_study_runs_and_resumes(tmp_path, monkeypatch, capsys):
     def call(*arguments):

@@ -144,10 +144,10 @@ def test_subsets_are_distinct_and_of_every_size():
     options = [(f"layers.{i}", name) for i in range(5) for name in "ab"]
     drawn = damage.random_subsets(options, 40, seed=0)
     assert len(set(drawn)) == 40
-    assert {len(subset) for subset in drawn} == {1, 2, 3, 4, 5}
+    assert {len(subset) for subset in drawn} == {2, 3, 4, 5}
     assert all(len({site for site, _ in subset}) == len(subset) for subset in drawn)
     assert drawn == damage.random_subsets(options, 40, seed=0)
-    assert len(damage.random_subsets(options[::2], 100, seed=0)) == 31
+    assert len(damage.random_subsets(options[::2], 100, seed=0)) == 26  # those of one site are measured anyway
 
 
 class Noisy(nn.Module):

@@ -39,6 +39,8 @@ def test_it_says_an_operator_for_every_site(found):
     assert set(operators.values()) <= {"keep", "LinearAttention", "NarrowMlp(ratio=0.5)", "Drop(returns='zeros')"}
     assert [site for site, name in operators.items() if name != "keep"] == list(found.plan.sites)
     assert found.choice.saved["flops"] >= 0.3
+    assert "| KL added | FLOPs |" in str(found)  # what the budget asks for, whatever is saved most
+    assert "| KL added | train |" in str(dataclasses.replace(found, metric="train"))
 
 
 def test_candidates_stand_only_where_they_fit(found):
@@ -261,7 +263,7 @@ def test_damage_is_measured_on_other_batches_than_the_fit(monkeypatch):
     assert one.spent["inputs"] < both.spent["inputs"]
 
 
-@pytest.mark.filterwarnings("ignore:operations are counted without those of aten..linalg_pinv")  # of the ridge regression
+@pytest.mark.filterwarnings("ignore:operations are counted without those of aten..mv")  # of the regression
 @pytest.mark.parametrize(("case", "saves"), [(cases.vit_parts, "flops"), (cases.llama, "cache_bytes")])
 def test_what_it_says_to_have_spent_is_what_it_spends(case, saves):
     kept = []
@@ -360,6 +362,39 @@ def test_students_that_a_fit_has_broken_are_refused():
         segue.plan_replacement(model, broken, NarrowMlp(ratio=0.5), Saving(parameters=0.1), sites="blocks.*.mlp", **QUICK)
 
 
+def test_damage_is_measured_on_enough_predictions(monkeypatch):
+    """A classifier's batch has few predictions: the default takes more batches, and half of them where they are too few."""
+    monkeypatch.setattr(planner, "ENOUGH", 24)
+    model, (first, _), found = cases.vit_parts()
+    seen = []
+    original = damage.divergences
+    monkeypatch.setattr(damage, "divergences", lambda c, b, m, s: seen.append((b, s)) or original(c, b, m, s))
+
+    def measured(count):
+        seen.clear()
+        batches = [first + i for i in range(count)]
+        notes = segue.plan_replacement(model, batches, **found, **QUICK).notes
+        assert [any(batch is one for one, _ in seen) for batch in batches] == [i < len(seen) for i in range(count)]
+        return len(seen), notes
+
+    assert measured(8) == (6, ())  # two are left for the fit
+    short, notes = measured(6)
+    assert short == 3
+    assert "Damage is measured on 12 predictions" in notes[0]
+
+
+def test_every_option_is_measured_on_all_batches_and_every_subset_on_two(monkeypatch):
+    model, (first, _), found = cases.vit_parts()
+    seen = []
+    original = damage.divergences
+    monkeypatch.setattr(damage, "divergences", lambda c, b, m, s: seen.extend(s) or original(c, b, m, s))
+    given = segue.plan_replacement(model, [first + i for i in range(6)], **found, **QUICK, measure_on=5)
+    times = {subset: seen.count(subset) for subset in map(tuple, seen)}
+    assert {times[option,] for option in given.prediction.options} == {5}
+    assert {count for subset, count in times.items() if len(subset) > 1} == {2}
+    assert sum(len(subset) > 1 for subset in times) == 16
+
+
 def test_no_more_batches_are_read_than_are_used():
     model, (first, second), found = cases.vit_parts()
     segue.plan_replacement(model, itertools.cycle([first, second]), **found, **QUICK)
@@ -370,7 +405,7 @@ def test_few_sites_have_predictions_without_an_interval():
     few = segue.plan_replacement(
         model, batches, Drop(returns="zeros"), Quality(kl=99.0, saves="parameters"), sites="blocks.*.attn", **QUICK
     )
-    assert few.differing.measured == 7
+    assert few.differing.measured == 4  # three pairs and all three
     assert few.prediction.r2 is None
     assert 0 < few.choice.differing <= 1
     assert "too few for an interval" in str(few)

@@ -52,6 +52,7 @@ def test_the_least_damage_is_that_of_a_search(few, seed):
     possible = [s for s in every_choice() if all(sum(c.saved(o, m) for o in s) >= v for m, v in wanted.items())]
     assert all(sum(c.saved(option, metric) for option in found.subset) >= least - 1e-9 for metric, least in wanted.items())
     assert p.of(found.subset) == pytest.approx(min(map(p.of, possible)), abs=1e-6)
+    assert found.gap == 0 or found.gap > 1e-9 * p.of(found.subset)  # rounding is no gap
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterable
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def budget_of(settings: PlanSettings) -> Budget:
     return Saving(**wanted)
 
 
-def _loaded(settings: PlanSettings) -> tuple[nn.Module, list[Any], Any, bool]:
+def _loaded(settings: PlanSettings) -> tuple[nn.Module, Iterable[Any], Any, bool]:
     """Return the model, batches, a batch whose costs are measured, and whether the weights are random."""
     if settings.model.startswith("timm:"):
         return _timm(settings)
@@ -87,9 +88,11 @@ def _loaded(settings: PlanSettings) -> tuple[nn.Module, list[Any], Any, bool]:
     names = ("model", "data", "batch", "tokens", "seed", "text", "label", "download")
     known = {name: getattr(settings, name) for name in names}
     data = load(base, Conversion(sites=settings.sites[0], student=settings.candidates[0], steps=1, **known))
-    batches = [_inputs(batch) for batch in islice(data.train, settings.batches)]
+    batches = (_inputs(batch) for batch in islice(data.train, settings.batches))
     if base.reads_images:
-        return base.model, batches, {name: x[: settings.cost_batch] for name, x in batches[0].items()}, False
+        first = next(batches)
+        example = {name: x[: settings.cost_batch] for name, x in first.items()}
+        return base.model, chain([first], batches), example, False
     tokens = settings.cost_tokens or settings.tokens
     require_positions(base, tokens)
     generator = torch.Generator().manual_seed(0)
@@ -102,7 +105,7 @@ def _inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: x for name, x in batch.items() if name not in ("labels", "targets")}
 
 
-def _timm(settings: PlanSettings) -> tuple[nn.Module, list[Any], Any, bool]:
+def _timm(settings: PlanSettings) -> tuple[nn.Module, Iterable[Any], Any, bool]:
     """Build a model of timm, and images in its size."""
     name = settings.model.removeprefix("timm:")
     timm = optional("timm", "timm", f"the model {name!r} cannot be built.")
@@ -114,12 +117,12 @@ def _timm(settings: PlanSettings) -> tuple[nn.Module, list[Any], Any, bool]:
     known = model.pretrained_cfg
     pixels = ImageFolder(folder=settings.data, size=known["input_size"][-1])().train.inputs
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(settings.seed))
-    count = min(settings.batches, max(1, len(order) // settings.batch))
-    batches = [
-        normalise(pixels[order[i * settings.batch : (i + 1) * settings.batch]], tuple(known["mean"]), tuple(known["std"]))
-        for i in range(count)
-    ]
-    return model, batches, batches[0][: settings.cost_batch], not settings.download
+    whole = order[: max(1, len(order) // settings.batch) * settings.batch].split(settings.batch)
+
+    def made(chosen: Tensor) -> Tensor:
+        return normalise(pixels[chosen], tuple(known["mean"]), tuple(known["std"]))
+
+    return model, map(made, whole[: settings.batches]), made(order[: settings.cost_batch]), not settings.download
 
 
 def _print(found: Planned, console: Console) -> None:

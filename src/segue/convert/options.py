@@ -282,7 +282,10 @@ class PlanSettings:
         Literal["flops", "parameters", "cache_bytes", "prefill", "decode", "train"],
         Option(help="Metric to save, where no least savings are given."),
     ] = "flops"
-    batches: Annotated[int, Option(help="Number of batches: two to measure on, the others for the local fit.", min=1)] = 6
+    batches: Annotated[
+        int | None,
+        Option(help="Largest number of batches; by default 256 predictions to measure on, and one for each step.", min=1),
+    ] = None
     batch: Annotated[int, Option(help="Number of examples in a batch.", min=1)] = 8
     tokens: Annotated[int, Option(help="Number of tokens in a piece of text.", min=2)] = 128
     cost_batch: Annotated[int, Option(help="Number of examples in a batch whose costs are measured.", min=1)] = 1

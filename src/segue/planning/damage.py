@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
 from segue.core.backbone import evaluating
-from segue.core.blending import blendable, call_arguments, calling, captured_outputs, merge
+from segue.core.blending import blendable, call_arguments, calling, captured_outputs, merge, padding_mask
 from segue.errors import PlanError
 from segue.planning.candidates import Candidates, Option, logits_of
 from segue.students.attention.cache_copy import copy_caches
@@ -34,6 +34,12 @@ class Divergence(NamedTuple):
     kl: float
     differing: float  # predictions whose first choice is not the original's
     predictions: int
+
+
+def predictions(model: nn.Module, batch: Any) -> int:
+    """Count the predictions for a batch: one for each token of a language model, one for each example of a classifier."""
+    with evaluating(model), torch.no_grad(), calling("batch"):
+        return max(1, len(counted(logits(model, batch), padding_mask(batch))))
 
 
 def require_logits(model: nn.Module, batches: Sequence[Any]) -> None:
@@ -184,22 +190,22 @@ def from_swaps(options: Sequence[Option], measured: dict[tuple[Option, ...], flo
 
 
 def random_subsets(options: Sequence[Option], count: int, seed: int) -> list[tuple[Option, ...]]:
-    """Draw distinct subsets, every number of sites equally often, with a random candidate at each of them."""
+    """Draw distinct subsets of two sites or more, each number of sites equally often, a random candidate at each of them."""
     at: dict[str, list[Option]] = {}
     for option in options:
         at.setdefault(option[0], []).append(option)
-    possible = math.prod(len(here) + 1 for here in at.values()) - 1
+    possible = math.prod(len(here) + 1 for here in at.values()) - 1 - len(options)
     generator = torch.Generator().manual_seed(seed)
 
     def draw(most: int) -> int:
         return int(torch.randint(most, (), generator=generator))
 
     found: dict[tuple[Option, ...], None] = {}
-    sites, size = list(at), 0
+    sites, size = list(at), 1
     for _ in range(100 * count):
         if len(found) >= min(count, possible):
             break
-        size = size % len(sites) + 1
+        size = size + 1 if size < len(sites) else 2
         chosen = sorted(torch.randperm(len(sites), generator=generator)[:size].tolist())
         found[tuple(at[sites[i]][draw(len(at[sites[i]]))] for i in chosen)] = None
     return list(found)

@@ -26,8 +26,7 @@ def draw(found: Planned, folder: Path) -> list[Path]:
 
 def _frontier(found: Planned, path: Path) -> Path:
     figure, axes = _figure(5.2, 3.2)
-    metric = max(found.costs.total, key=lambda name: max((point.saved[name] for point in found.frontier), default=0.0))
-    points = found.frontier
+    metric, points = found.metric, found.frontier
     x = [100 * point.saved[metric] for point in points]
     axes.fill_between(x, [p.interval[0] for p in points], [p.interval[1] for p in points], color=COOL, alpha=0.15, linewidth=0)
     axes.plot(x, [point.kl for point in points], "o-", color=COOL, markersize=4, label="least damage, predicted")

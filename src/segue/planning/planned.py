@@ -51,6 +51,7 @@ class Planned:
 
     plan: Plan
     choice: Choice
+    metric: str  # what the budget saves, the first one if it is several
     frontier: tuple[Choice, ...]
     sites: tuple[Site, ...]
     students: dict[str, StudentFactory]  # by candidate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ from segue.planning.costs import ROUNDS, CostTable, measure_costs
 from segue.planning.fitting import fit_candidates, fit_recipe, step_operations
 from segue.planning.journal import Journal
 from segue.planning.planned import Choice, Planned, made_plan, require_settings
-from segue.planning.prediction import Prediction, corrected
+from segue.planning.prediction import Prediction, predicted
 from segue.planning.signals import Signal
 from segue.planning.solving import (
     FRONTIER_SECONDS,
@@ -48,7 +49,8 @@ from segue.students import StudentFactory
 from segue.training.progress import Progress
 from segue.training.recipe import Recipe
 
-FEW_PREDICTIONS = 256  # of a classifier two batches are fewer
+CURVED = 2  # batches of a signal on which interactions are measured
+ENOUGH = 256  # predictions to measure damage on; a batch of a language model has more, one of a classifier fewer
 
 
 @checked
@@ -63,7 +65,7 @@ def plan_replacement(
     lr: PositiveFloat = 1e-3,
     closed_form: bool = False,
     subsets: PositiveInt = 48,
-    measure_on: PositiveInt = 2,
+    measure_on: PositiveInt | None = None,
     recall: NotNegative = 0.0,
     augmented: NotNegative = 0.0,
     cost_batch: Any = None,
@@ -91,6 +93,7 @@ def plan_replacement(
         closed_form: Calibrate students first, where the tokens are enough for it.
         subsets: Sets of sites that are really replaced, to correct the prediction.
         measure_on: Batches, the first ones, on which damage is measured; students are fitted on the others, if there are any.
+            By default as many as have 256 predictions, at least two; half of the batches where they are too few.
         recall: The weight of retrieval beside the batches, for causal models.
         augmented: The weight of augmented images beside the batches.
         cost_batch: The batch whose costs count; by default the first.
@@ -103,14 +106,7 @@ def plan_replacement(
     factories, given = named(candidates), dict(settings or {})
     require_settings(given)
     budget = Frontier() if budget is None else budget
-    most = None if closed_form else measure_on + fit_steps  # more are never looked at
-    every = list(signals.on_batches(islice(batches, most)).batches)
-    held, fitted = every[:measure_on], every[measure_on:] or every
-    measured = [signals.on_batches(held)]
-    measured += [signals.recall(model, weight=recall, seed=seed)] if recall else []
-    measured += [signals.augmented(held, weight=augmented, seed=seed)] if augmented else []
     recipe = fit_recipe(fit_steps, lr)
-    shape = cost_batch if cost_batch is not None else held[0]
     place = None if folder is None else Path(folder)
     with ExitStack() as stack:
         stack.enter_context(randomness.kept())
@@ -118,10 +114,15 @@ def plan_replacement(
             stack.enter_context(locked(place))
         surgery.refuse_wrapped(model)
         surgery.refuse_running(model)
+        held, fitted = split(model, batches, measure_on, None if closed_form else fit_steps)
+        measured = [signals.on_batches(held)]
+        measured += [signals.recall(model, weight=recall, seed=seed)] if recall else []
+        measured += [signals.augmented(held, weight=augmented, seed=seed)] if augmented else []
+        shape = cost_batch if cost_batch is not None else held[0]
         damage.require_logits(model, held)
         tried = stack.enter_context(candidates_on(model, sites, factories, held[0], seed))
-        known = [recipe, closed_form, subsets, measure_on, seed, [s.weight for s in measured]]
-        journal = Journal(place, _key(every, shape, tried, factories, known))
+        known = [recipe, closed_form, subsets, len(held), seed, [s.weight for s in measured]]
+        journal = Journal(place, _key([*held, *fitted], shape, tried, factories, known))
         work = _Work(tried, journal, stack.enter_context(closing(Progress(progress, _amount(recipe, measured)))))
         costs = work.costs(shape)
         require_possible(budget, costs)  # before the work of minutes begins
@@ -138,6 +139,7 @@ def plan_replacement(
     return Planned(
         plan=made_plan(places, factories, prediction, errors, costs, found.subset, given),
         choice=_choice(found, prediction, differing, costs),
+        metric=_metric(budget),
         frontier=tuple(_frontier(problem, differing, _metric(budget))),
         sites=places,
         students=factories,
@@ -177,7 +179,8 @@ class _Work:
         """Return H over all signals, by forward-mode products or, where there are none, by single and pair swaps."""
         total = torch.zeros(len(self.candidates.options), len(self.candidates.options), dtype=torch.float64)
         for signal in measured:
-            for i, (batch, mask) in enumerate(zip(signal.batches, signal.masks, strict=True)):
+            batches = list(zip(signal.batches, signal.masks, strict=True))[:CURVED]
+            for i, (batch, mask) in enumerate(batches):
                 name = f"curvature/{signal.name}/{i}"
                 if name not in self.journal:
                     try:
@@ -192,7 +195,7 @@ class _Work:
                         "Interactions are measured by single and pair swaps: an operator of the model has no forward-mode "
                         f"derivative ({self.journal[name]})."
                     ]
-                total += signal.weight / len(signal.batches) * torch.tensor(self.journal[name], dtype=torch.float64)
+                total += signal.weight / len(batches) * torch.tensor(self.journal[name], dtype=torch.float64)
                 self._moved("curvature")
         return total, []
 
@@ -216,28 +219,44 @@ class _Work:
         return found
 
     def predictions(self, measured: Sequence[Signal], matrix: Tensor, count: int, seed: int) -> tuple[Prediction, Prediction]:
-        """Measure random subsets, and correct the quadratic form by them: for the divergence, and for differing choices."""
+        """Measure each option alone and random subsets, and predict all others: the divergence, and differing choices.
+
+        Options alone are measured on all batches, every subset on two of them in turn, so that what subsets say about
+        interactions and errors holds for more than one choice of inputs.
+        """
         options = self.candidates.options
-        drawn = self.drawn = damage.random_subsets(options, count, seed)
-        kl, differing = [0.0] * len(drawn), [0.0] * len(drawn)
+        self.drawn = damage.random_subsets(options, count, seed)
+        total = torch.zeros(len(options) + len(self.drawn), 2, dtype=torch.float64)
         whole = sum(signal.weight for signal in measured)
         for signal in measured:
-            sums = torch.zeros(len(drawn), 3, dtype=torch.float64)
+            sums = torch.zeros(len(total), 3, dtype=torch.float64)
             for i in range(len(signal.batches)):
-                sums += torch.tensor(self._divergences(f"subsets/{signal.name}/{i}", signal, i, drawn), dtype=torch.float64)
-                self._moved("subsets")
+                rows, shown = self._turns(len(signal.batches), i)
+                found = self._divergences(f"damage/{signal.name}/{i}", signal, i, shown)
+                sums[rows] += torch.tensor(found, dtype=torch.float64)
+                self._moved("damage")
             self.predicted += int(sums[0, 2])
-            kl = [a + signal.weight * float(b) for a, b in zip(kl, sums[:, 0] / sums[:, 2], strict=True)]
-            differing = [a + signal.weight / whole * float(b) for a, b in zip(differing, sums[:, 1] / sums[:, 2], strict=True)]
-        return corrected(options, matrix, drawn, kl), corrected(options, matrix, drawn, differing)
+            total += signal.weight * sums[:, :2] / sums[:, 2:] / torch.tensor([1.0, whole])
+        kl, differing = (column.split([len(options), len(self.drawn)]) for column in total.T)
+        unit = float(differing[0].sum() / kl[0].sum()) if float(kl[0].sum()) > 0 else 0.0
+        return (
+            predicted(options, kl[0].tolist(), matrix, self.drawn, kl[1].tolist()),
+            predicted(options, differing[0].tolist(), unit * matrix, self.drawn, differing[1].tolist()),
+        )
+
+    def _turns(self, batches: int, place: int) -> tuple[list[int], list[tuple[Option, ...]]]:
+        """Return the rows, and the subsets, that are measured on a batch: all options alone, and random subsets in turn."""
+        alone: list[tuple[Option, ...]] = [(option,) for option in self.candidates.options]
+        here = [k for k in range(len(self.drawn)) if place in {2 * k % batches, (2 * k + 1) % batches}]
+        return [*range(len(alone)), *(len(alone) + k for k in here)], [*alone, *(self.drawn[k] for k in here)]
 
     def few_predictions(self) -> list[str]:
         """Say where damage is measured on so few predictions that interactions are hardly more than their noise."""
-        if self.predicted >= FEW_PREDICTIONS:
+        if self.predicted >= ENOUGH:
             return []
         return [
             f"Damage is measured on {counted(self.predicted, 'prediction')}: more than the interval says depends on which. "
-            f"Give larger batches, or more to measure on, for at least {FEW_PREDICTIONS}."
+            f"Give larger batches, or more to measure on, for at least {ENOUGH}."
         ]
 
     def spent(self, fitted: Sequence[Any], shape: Any, measured: Sequence[Signal], fit_steps: int) -> dict[str, float]:
@@ -282,11 +301,23 @@ class _Work:
     def _shown(self, signal: Signal, place: int) -> list[tuple[Option, ...]]:
         """Return the subsets that were shown on a batch."""
         found: list[tuple[Option, ...]] = []
-        if f"subsets/{signal.name}/{place}" in self.journal:
-            found += [(), *self.drawn]
+        if f"damage/{signal.name}/{place}" in self.journal:
+            found += [(), *self._turns(len(signal.batches), place)[1]]
         if place == 0 and f"swaps/{signal.name}" in self.journal:
             found += [(), *damage.swaps(self.candidates.options)]
         return found
+
+
+def split(
+    model: nn.Module, batches: Iterable[Any], measure_on: int | None, fit_steps: int | None
+) -> tuple[list[Any], list[Any]]:
+    """Return the batches to measure on and those to fit on; no more are read than are looked at, all for the closed form."""
+    stream = iter(batches)
+    every = list(signals.on_batches(islice(stream, 1)).batches)
+    wanted = measure_on or max(2, math.ceil(ENOUGH / damage.predictions(model, every[0])))
+    every += islice(stream, None if fit_steps is None else wanted - 1 + fit_steps)
+    count = wanted if measure_on or len(every) > wanted else max(2, len(every) // 2)
+    return every[:count], every[count:] or every
 
 
 def _inputs(batch: Any) -> int:
@@ -297,7 +328,7 @@ def _inputs(batch: Any) -> int:
 
 
 def _amount(recipe: Recipe, measured: Sequence[Signal]) -> int:
-    return recipe.total_steps(None) + 1 + 2 * sum(len(signal.batches) for signal in measured)
+    return recipe.total_steps(None) + 1 + sum(len(signal.batches) + min(CURVED, len(signal.batches)) for signal in measured)
 
 
 def _key(held: Sequence[Any], shape: Any, candidates: Candidates, factories: Mapping[str, Any], known: Sequence[Any]) -> str:

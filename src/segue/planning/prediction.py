@@ -1,4 +1,4 @@
-"""Prediction: the quadratic form, corrected for large steps by real subsets, with an interval for every number."""
+"""Prediction: the quadratic form as far as it explains what options damage alone, leave one out for the rest; an interval."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from torch import Tensor
 
 from segue.planning.candidates import Option
 
-PENALTIES = tuple(10.0**power for power in range(-3, 5))  # of the ridge regression, relative to the noise
 FOLDS = 5
 COVERAGE = 0.9  # of the intervals
-LEAST = 8  # subsets: fewer correct the form, and tell nothing about the error
-FLOOR = 0.02  # of the mean damage: errors of smaller numbers are judged as if they were this large
-BASIC = 1e-3  # of the mean of the diagonal: what is not seen in the quadratic form may still be this large
+LEAST = 8  # subsets: fewer tell nothing about the error
+FLOOR = 0.05  # of the mean damage: errors of smaller numbers are judged as if they were this large
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ class Prediction:
     floor: float
     r2: float | None  # of held-out subsets; None without any
     measured: int  # subsets
+    alone: tuple[float, ...] = ()  # the real damage of each option
 
     def of(self, subset: Sequence[Option]) -> float:
         """Return the predicted damage."""
@@ -51,79 +50,49 @@ def quadratic(options: Sequence[Option], matrix: Tensor) -> tuple[Tensor, Tensor
     return matrix.diagonal().double() / 2, torch.where(apart, matrix.double(), 0.0).triu(1)
 
 
-def uncorrected(options: Sequence[Option], matrix: Tensor) -> Prediction:
-    """Predict by the quadratic form alone."""
-    singles, pairs = quadratic(options, matrix)
-    return Prediction(tuple(options), singles, pairs, math.inf, 0.0, None, 0)
-
-
-def corrected(
-    options: Sequence[Option], matrix: Tensor, subsets: Sequence[Sequence[Option]], damages: Sequence[float]
+def predicted(
+    options: Sequence[Option],
+    alone: Sequence[float],
+    matrix: Tensor,
+    subsets: Sequence[Sequence[Option]],
+    damages: Sequence[float],
 ) -> Prediction:
-    """Correct the quadratic form by the damage of real subsets: ridge regression on [quadratic form, singles, pairs].
+    """Predict by a mean of the quadratic form, which has interactions, and of the real damage of each option alone, added up.
 
-    A correction may be as large as what it corrects, so every single and pair is measured in units of its own term; errors are
-    relative, because damage grows over orders of magnitude.
+    The weight of the form is the part of the damage alone that it explains: it is exact for small steps, and says nothing about
+    large ones. Real subsets, measured on different inputs, give one factor to both, and errors, which are relative.
     """
     singles, pairs = quadratic(options, matrix)
-    x, units = _design(options, singles, pairs, subsets)
-    y = torch.tensor(damages, dtype=torch.float64)
-    floor = FLOOR * float(y.mean())
-    noise = y.clamp_min(0) + floor
-    held_out = torch.full_like(y, math.nan)
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    for fold in range(FOLDS):
-        out = torch.zeros(len(y), dtype=torch.bool)
-        out[order[fold::FOLDS]] = True
-        held_out[out] = x[out] @ _ridge(x[~out], y[~out], noise[~out])
-    held_out = held_out.clamp_min(0)
-    spread = float(((y - y.mean()) ** 2).sum())
-    r2 = 1 - float(((y - held_out) ** 2).sum()) / spread if spread > 0 else None
-    relative = ((y - held_out).abs() / (held_out + floor)).sort().values
-    place = min(len(y) - 1, math.ceil(COVERAGE * (len(y) + 1)) - 1)  # as in split conformal prediction
-    sure = float(relative[place]) if len(y) >= LEAST else math.inf
-    weights = _ridge(x, y, noise)
-    count, (rows, columns) = len(options), _places(options)
-    final = weights[0] * pairs
-    final[rows, columns] += weights[1 + count :] * units[1 + count :]
-    return Prediction(
-        tuple(options), weights[0] * singles + weights[1 : 1 + count] * units[1 : 1 + count], final,
-        sure, floor, r2 if len(y) >= LEAST else None, len(y),
-    )  # fmt: skip
-
-
-def _places(options: Sequence[Option]) -> tuple[list[int], list[int]]:
-    pairs = [(i, j) for i, a in enumerate(options) for j, b in enumerate(options) if i < j and a[0] != b[0]]
-    return [i for i, _ in pairs], [j for _, j in pairs]
-
-
-def _design(
-    options: Sequence[Option], singles: Tensor, pairs: Tensor, subsets: Sequence[Sequence[Option]]
-) -> tuple[Tensor, Tensor]:
-    """Return the features of subsets, each in units of its term, and the units."""
+    real = torch.tensor(alone, dtype=torch.float64)
+    trust = min(1.0, float(singles.sum() / real.sum())) if float(real.sum()) > 0 else 0.0
+    singles, pairs = trust * singles + (1 - trust) * real, trust * pairs
     place = {option: i for i, option in enumerate(options)}
     inside = torch.zeros(len(subsets), len(options), dtype=torch.float64)
     for row, subset in enumerate(subsets):
         inside[row, [place[option] for option in subset]] = 1.0
-    rows, columns = _places(options)
-    form = inside @ singles + torch.einsum("ni,ij,nj->n", inside, pairs, inside)
-    least = BASIC * float(singles.abs().mean()) or 1.0
-    units = torch.cat([torch.ones(1, dtype=torch.float64), singles.abs() + least, pairs[rows, columns].abs() + least])
-    return torch.cat([form[:, None], inside, inside[:, rows] * inside[:, columns]], dim=1) * units, units
+    x = (inside @ singles + torch.einsum("ni,ij,nj->n", inside, pairs, inside)).clamp_min(0)
+    y = torch.tensor(damages, dtype=torch.float64)
+    floor = FLOOR * float(y.mean()) if len(y) else 0.0
+    noise = (y.clamp_min(0) + floor).clamp_min(1e-30)
+    factor = _factor(x, y, noise)
+    sure, r2 = _held_out(x, y, noise, floor) if len(y) >= LEAST else (math.inf, None)
+    return Prediction(tuple(options), factor * singles, factor * pairs, sure, floor, r2, len(y), tuple(alone))
 
 
-def _ridge(x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
-    """Regress with relative errors; the penalty, which spares the quadratic form, is the best of a leave-one-out."""
-    x, y = x / noise[:, None], y / noise
-    spared = torch.ones(x.shape[1], dtype=torch.float64)
-    spared[0] = 1e-9
-    best: tuple[float, Tensor] | None = None
-    for penalty in PENALTIES:
-        inverse = torch.linalg.pinv(x.T @ x + penalty * torch.diag(spared), hermitian=True)
-        weights = inverse @ (x.T @ y)
-        leverage = torch.einsum("ni,ij,nj->n", x, inverse, x).clamp_max(1 - 1e-9)
-        error = float((((y - x @ weights) / (1 - leverage)) ** 2).sum())
-        if best is None or error < best[0]:
-            best = error, weights
-    assert best is not None
-    return best[1]
+def _factor(x: Tensor, y: Tensor, noise: Tensor) -> float:
+    x, y = x / noise, y / noise
+    return float(x @ y / (x @ x)) if float(x @ x) > 0 else 1.0
+
+
+def _held_out(x: Tensor, y: Tensor, noise: Tensor, floor: float) -> tuple[float, float | None]:
+    """Return the relative error that nine held-out subsets of ten stay below, and R2."""
+    found = torch.zeros_like(y)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    for fold in range(FOLDS):
+        out = torch.zeros(len(y), dtype=torch.bool)
+        out[order[fold::FOLDS]] = True
+        found[out] = x[out] * _factor(x[~out], y[~out], noise[~out])
+    relative = ((y - found).abs() / (found + floor).clamp_min(1e-30)).sort().values
+    place = min(len(y) - 1, math.ceil(COVERAGE * (len(y) + 1)) - 1)  # as in split conformal prediction
+    spread = float(((y - y.mean()) ** 2).sum())
+    return float(relative[place]), 1 - float(((y - found) ** 2).sum()) / spread if spread > 0 else None

@@ -65,8 +65,7 @@ def _refusals(found: Planned) -> list[str]:
 
 def _sites(found: Planned) -> Table:
     turn = {option[0]: i for i, option in enumerate(found.order, start=1)}
-    metric = max(found.choice.saved, key=found.choice.saved.__getitem__)  # what the plan saves most of
-    headings = ["site", "operator", "turn", "ramp", "KL alone", "KL added", NAMES[metric]]
+    headings = ["site", "operator", "turn", "ramp", "KL alone", "KL added", NAMES[found.metric]]
     rows = []
     for site, name in found.operators().items():
         if name == KEEP:
@@ -74,7 +73,7 @@ def _sites(found: Planned) -> Table:
             continue
         option = site, name
         damages = (found.prediction.of([option]), _added(found, option))
-        saved = f"{found.costs.saved(option, metric):.1%}"
+        saved = f"{found.costs.saved(option, found.metric):.1%}"
         ramp = _ramp(found.plan.schedule, site)
         rows.append([site, name, str(turn[site]), ramp, *map(_short, damages), saved])
     return (

@@ -187,9 +187,8 @@ class Problem:
         best = min(range(len(known)), key=scores.__getitem__)
         bound = getattr(found, "mip_dual_bound", None)
         least = -math.inf if bound is None else float(bound)
-        return Solution(
-            known[best], max(0.0, scores[best] - (max(0.0, least) if saves is None else least))
-        )  # no damage is below 0
+        gap = scores[best] - (max(0.0, least) if saves is None else least)  # no damage is below 0
+        return Solution(known[best], gap if gap > 1e-9 * abs(scores[best]) else 0.0)  # less is rounding
 
     def _rows(self, pairs: Sequence[tuple[int, int]], limits: Sequence[tuple[Tensor, float]]) -> list[Row]:
         """Return the constraints on the options and on the products of pairs, as terms and what they may add up to.
