@@ -194,7 +194,7 @@ class AttentionInterface:
         raise NotImplementedError
 
     def unpack_token(self, arguments: dict[str, Any]) -> tuple[Tensor, Any, Any] | None:
-        """Read a call by names that brings nothing but x, a rotation and a cache, and whose output is that of `pack`; or None."""
+        """Read a call by names that brings only x, a rotation and a cache, and whose output is that of `pack`; else None."""
         return None
 
     def rotate(self, q: Tensor, k: Tensor, rotary: Any) -> tuple[Tensor, Tensor]:
