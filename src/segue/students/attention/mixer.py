@@ -270,19 +270,15 @@ def read_state(q: Tensor, sums: Tensor) -> Tensor:
     return y.view(batch, heads, 1, -1)
 
 
-def apply_linear(linear: nn.Module, x: Tensor) -> Tensor:
-    """Call a projection; for one token a plain one without the call of a module, unless somebody listens to it."""
-    if x.shape[1] != 1 or type(linear) is not nn.Linear or torch.is_grad_enabled() or _is_heard(linear):
-        y: Tensor = linear(x)
-        return y
-    parameters = linear._parameters
-    return F.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
+def parameter_of(module: nn.Module, name: str, like: Tensor) -> Tensor:
+    """Return a parameter in the precision of a tensor: `module.name.to(like.dtype)` without its slow lookup and cast.
 
-
-def _is_heard(module: nn.Module) -> bool:
-    hooks = torch.nn.modules.module
-    everywhere = hooks._global_forward_hooks or hooks._global_forward_pre_hooks
-    return bool(module._forward_hooks or module._forward_pre_hooks or everywhere)
+    One of them takes as long as an operation on one token. What is not in the module's own table is looked up as ever: a
+    parametrization computes it.
+    """
+    held = module._parameters.get(name)
+    weight: Tensor = getattr(module, name) if held is None else held
+    return weight if weight.dtype == like.dtype else weight.to(like.dtype)
 
 
 def may_write(x: Tensor) -> bool:
@@ -312,9 +308,9 @@ def of_each_head(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tens
 
     One product for each head, not for each sequence: that would copy the weights.
     """
-    weight, alone = weight.to(x.dtype), x.shape[0] == 1
-    x = x.squeeze(0) if alone else x.squeeze(2).transpose(0, 1)
-    y = torch.bmm(x, weight) if added is None else torch.baddbmm(added.to(x.dtype), x, weight)
+    alone = x.shape[0] == 1
+    x = x[0] if alone else x.squeeze(2).transpose(0, 1)
+    y = torch.bmm(x, weight) if added is None else torch.baddbmm(added, x, weight)
     return y.unsqueeze(0) if alone else y.transpose(0, 1).unsqueeze(2)
 
 

@@ -31,7 +31,6 @@ from segue.students.attention.mixer import (
     Mixer,
     NoWeights,
     Sinks,
-    apply_linear,
     mix_groups,
     not_across,
     not_causal,
@@ -40,6 +39,7 @@ from segue.students.attention.mixer import (
 )
 from segue.students.attention.proof import prove_call
 from segue.students.attention.spec import AttentionCall, AttentionInterface, AttentionSpec, Projection, projection
+from segue.students.attention.token import apply_linear, decode_token, layer_to_continue
 from segue.students.initialisation import CopyMatching, Initialisation, Original
 
 LINEAR = ("query", "key", "value", "output", "gate")
@@ -203,6 +203,10 @@ class Attention(nn.Module):
         return self.output
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not (args or torch.compiler.is_compiling() or torch.is_grad_enabled()):
+            decoded = decode_token(self, kwargs)
+            if decoded is not None:
+                return decoded
         call = self.interface.unpack(*args, **kwargs)
         if "bias" in self.ignored:
             call = without_bias(call, self.operator)
@@ -389,11 +393,9 @@ class Attention(nn.Module):
     def _layer_to_continue(self, call: AttentionCall) -> Any:
         """Return the layer of the cache whose state one token continues, where no mask and nothing else has a say; or None."""
         alone = call.mask is None and call.token_mask is None and call.bias is None and call.causal is not False
-        if not (alone and call.x.shape[1] == 1 and self.causal and self.mixer.recurrent and self.layer_idx is not None):
+        if not (alone and call.x.shape[1] == 1 and self.causal and self.mixer.recurrent):
             return None
-        layers = getattr(getattr(call.cache, "self_attention_cache", call.cache), "layers", ())
-        layer = layers[self.layer_idx] if self.layer_idx < len(layers) else None
-        return layer if getattr(layer, "has_current_state", False) else None
+        return layer_to_continue(call.cache, self.layer_idx)
 
     def _keeps_a_state(self, call: AttentionCall) -> bool:
         """Return whether the past is a state in the cache; else it is keys and values there."""

@@ -193,9 +193,17 @@ class AttentionInterface:
         """Read the arguments of one call; takes what the module's own forward takes, and refuses what it cannot read."""
         raise NotImplementedError
 
+    def unpack_token(self, arguments: dict[str, Any]) -> tuple[Tensor, Any, Any] | None:
+        """Read a call by names that brings only x, a rotation and a cache, and whose output is that of `pack`; else None."""
+        return None
+
     def rotate(self, q: Tensor, k: Tensor, rotary: Any) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys, (batch, heads, tokens, head size), by what the call brought."""
         return rotate(q, *rotary), rotate(k, *rotary)
+
+    def rotate_joined(self, x: Tensor, heads: int, rotary: Any) -> Tensor:
+        """Do the same for one token whose `heads` queries and whose keys are one tensor."""
+        return torch.cat(self.rotate(x[:, :heads], x[:, heads:], rotary), dim=1)
 
     def pack(self, y: Tensor) -> Any:
         """Return the output in the form that the module returns."""

@@ -42,7 +42,7 @@ from segue.students.attention.families.names import (
     parameters_of,
 )
 from segue.students.attention.families.probes import some_angles, some_bias, some_masks
-from segue.students.attention.families.rotations import is_by_halves, rotate_token, turn
+from segue.students.attention.families.rotations import is_by_halves, rotate_joined, rotate_token, turn
 from segue.students.attention.masks import read_mask
 from segue.students.attention.proof import MisreadError
 from segue.students.attention.spec import (
@@ -62,6 +62,7 @@ class ByName(AttentionInterface):
     """
 
     name = "attention with projections of known names"
+    reads_tokens = True  # by `unpack_token`; not where a subclass reads calls in another way
     by_halves: bool | None = None  # its own rotation is that of Llama; None before it was tried
 
     def __init__(self, module: nn.Module, **reading: Any) -> None:
@@ -232,6 +233,27 @@ class ByName(AttentionInterface):
             roles[role] = roles[role] + value if role == "bias" and role in roles else roles.get(role, value)
         return self._call(roles, of_pairs="attn_mask" in given)
 
+    def __init_subclass__(cls) -> None:
+        own = (getattr(cls, name) is getattr(ByName, name) for name in ("unpack", "_call", "rotate", "result"))
+        cls.reads_tokens = all(own)
+
+    def unpack_token(self, arguments: dict[str, Any]) -> tuple[Tensor, Any, Any] | None:
+        x = rotary = cache = None
+        if not self.reads_tokens or self.reading["rotation"] == "added":
+            return None
+        for name, value in arguments.items():
+            if value is None or value is False or name in HARMLESS:
+                continue
+            if (role := ROLE_OF.get(name)) == "x" and x is None:
+                x = value
+            elif role == "rotary" and rotary is None:
+                rotary = value
+            elif role == "cache" and cache is None:
+                cache = value
+            else:
+                return None
+        return None if x is None or cache is None else (x, rotary, cache)
+
     def _call(self, roles: dict[str, Any], of_pairs: bool) -> AttentionCall:
         x, keys, values = roles["x"], roles.get("keys", roles.get("memory")), roles.get("values")
         cross = keys is not None and not is_self_attention(self, keys, x)
@@ -273,6 +295,11 @@ class ByName(AttentionInterface):
         if size == q.shape[-1]:
             return first[0], first[1]
         return torch.cat([first[0], q[..., size:]], dim=-1), torch.cat([first[1], k[..., size:]], dim=-1)
+
+    def rotate_joined(self, x: Tensor, heads: int, rotary: Any) -> Tensor:
+        if self._rotates_tokens(x, rotary):
+            return rotate_joined(x, *rotary)
+        return super().rotate_joined(x, heads, rotary)
 
     def _rotates_tokens(self, q: Tensor, rotary: Any) -> bool:
         """Return whether a decoding step may rotate its queries and keys together, by halves."""

@@ -21,11 +21,14 @@ def turn(x: Tensor, by: Tensor) -> Tensor:
 
 def rotate_token(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate the queries and keys of one token together, bit for bit as `rotate` does."""
-    cos, sin = _angles(cos, sin)
-    x = torch.cat([q, k], dim=1)
-    x = (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
-    q, k = x.split_with_sizes([q.shape[1], k.shape[1]], 1)
+    q, k = rotate_joined(torch.cat([q, k], dim=1), cos, sin).split_with_sizes([q.shape[1], k.shape[1]], 1)
     return q, k
+
+
+def rotate_joined(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Do the same where they are one tensor."""
+    cos, sin = _angles(cos, sin)
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
 
 
 class _Angles:

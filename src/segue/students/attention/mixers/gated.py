@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from segue.students.attention.mixer import Mixer, State, add_outer, may_write, read_state, repeat_heads
+from segue.students.attention.mixer import Mixer, State, may_write, parameter_of, read_state, repeat_heads
 from segue.students.attention.mixers.blocks import join, split
 from segue.students.attention.mixers.linear import FeatureMap, feature_map, map_both
 from segue.students.attention.spec import AttentionSpec
@@ -59,9 +59,9 @@ class Gates(nn.Module):
         return logs, write, 2 * output.sigmoid()
 
     def of_one(self, v: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the same for one token, in fewer operations, with a_t itself."""
-        x = F.linear(v.flatten(1), self.weight.to(v.dtype), self.bias.to(v.dtype)).sigmoid()
-        stays, write, output = x.view(*x.shape, 1, 1).split_with_sizes(self.parts, 1)
+        """Return the same for one token, in fewer operations: with a_t itself."""
+        x = F.linear(v.flatten(1), parameter_of(self, "weight", v), parameter_of(self, "bias", v)).sigmoid_()
+        stays, write, output = x.view(x.shape[0], -1, 1, 1).split_with_sizes(self.parts, 1)
         if not self.decay:
             stays = torch.ones_like(write)
         if token_mask is not None:
@@ -121,9 +121,9 @@ class GatedMixer(Mixer):
         """Return what one token writes, after the state has faded."""
         raise NotImplementedError
 
-    def finish(self, y: Tensor) -> Tensor:
-        """Turn what was read from states into values."""
-        return y
+    def finish(self, y: Tensor, factor: Tensor) -> Tensor:
+        """Turn what was read from states into values, multiplied by a factor for each."""
+        return y * factor
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, causal: bool) -> Tensor:
         if causal:
@@ -144,10 +144,13 @@ class GatedMixer(Mixer):
         stays, write, output = self.gates.of_one(v, token_mask)
         q, k = self.both(q, k)
         memory = state["memory"]
-        faded = memory.mul_(stays) if may_write(memory) else memory * stays
-        memory = add_outer(faded, k, self.write_one(k, v, write, faded))
-        y = self.finish(read_state(q, memory))
-        return y * (self.value_scale.to(y.dtype) * output), {"memory": memory}
+        if may_write(memory):
+            memory = memory.mul_(stays)
+            memory.addcmul_(k.mT, self.write_one(k, v, write, memory))
+        else:
+            memory = memory * stays
+            memory = torch.addcmul(memory, k.mT, self.write_one(k, v, write, memory))
+        return self.finish(read_state(q, memory), parameter_of(self, "value_scale", q) * output), {"memory": memory}
 
     def _recur(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State | None) -> Tensor:
         heads, tokens = q.shape[1], q.shape[2]
@@ -156,8 +159,7 @@ class GatedMixer(Mixer):
         k, u, logs, states = (repeat_heads(part, heads) for part in parts)
         q = split(self.features(self.of_queries, q), k.shape[3])
         y = ((q @ k.transpose(-1, -2)) * fading(logs)) @ u + (q * logs.exp()) @ states
-        mixed: Tensor = join(self.finish(y), tokens) * (self.value_scale.to(q.dtype) * output)
-        return mixed
+        return join(self.finish(y, split(self.value_scale.to(q.dtype) * output, k.shape[3])), tokens)
 
     def _chunks(self, k: Tensor, v: Tensor, logs: Tensor, write: Tensor, state: State | None) -> tuple[Tensor, ...]:
         """Return by chunks the features of keys, what is written there, decays and the state before; last, the final state."""

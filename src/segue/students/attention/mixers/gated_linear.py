@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from segue.border import checked
-from segue.students.attention.mixer import Mixer, append_ones, normalise
+from segue.students.attention.mixer import EPSILON, Mixer, append_ones
 from segue.students.attention.mixers.gated import GatedMixer
 from segue.students.attention.mixers.linear import FeatureMap
 from segue.students.attention.module import Operator
@@ -26,8 +26,9 @@ class GatedLinearMixer(GatedMixer):
     def write_one(self, k: Tensor, v: Tensor, write: Tensor, faded: Tensor) -> Tensor:
         return torch.cat([v * write, write], dim=-1)
 
-    def finish(self, y: Tensor) -> Tensor:
-        return normalise(y)
+    def finish(self, y: Tensor, factor: Tensor) -> Tensor:
+        values, weights = y.split_with_sizes([y.shape[-1] - 1, 1], -1)
+        return values * (factor / weights.clamp_min(EPSILON))
 
 
 @checked

@@ -20,6 +20,7 @@ from segue.students.attention.mixer import (
     join_heads,
     normalise,
     of_each_head,
+    parameter_of,
     read_state,
     repeat_heads,
 )
@@ -49,11 +50,21 @@ class Hedgehog(nn.Module):
         return self.features(self.project(x))
 
     def project(self, x: Tensor) -> Tensor:
-        return x @ self.weight.to(x.dtype) if x.shape[2] != 1 else of_each_head(x, self.weight)
+        weight = parameter_of(self, "weight", x)
+        return x @ weight if x.shape[2] != 1 else of_each_head(x, weight)
 
     @staticmethod
     def features(y: Tensor) -> Tensor:
         return torch.stack([y, -y], dim=-2).softmax(-1).flatten(-2)
+
+    @staticmethod
+    def both(of_queries: Hedgehog, of_keys: Hedgehog, q: Tensor, k: Tensor) -> Tensor:
+        """Map the queries and keys of one token, (batch, heads + key heads, 1, n)."""
+        if q.shape[0] != 1:
+            return Hedgehog.features(torch.cat([of_queries.project(q), of_keys.project(k)], dim=1))
+        of_q, of_k = parameter_of(of_queries, "weight", q), parameter_of(of_keys, "weight", k)
+        y = torch.cat([torch.bmm(q[0], of_q), torch.bmm(k[0], of_k)])  # (heads + key heads, 1, n)
+        return torch.cat([y, -y], 1).softmax(-1).view(1, y.shape[0], 1, -1)
 
 
 class FixedMap(nn.Module):
@@ -104,7 +115,7 @@ def map_both(of_queries: nn.Module, of_keys: nn.Module, q: Tensor, k: Tensor) ->
     """Map the queries and keys of one token, in fewer operations than one after the other."""
     heads = [q.shape[1], k.shape[1]]
     if isinstance(of_queries, Hedgehog) and isinstance(of_keys, Hedgehog):
-        both = Hedgehog.features(torch.cat([of_queries.project(q), of_keys.project(k)], dim=1))
+        both = Hedgehog.both(of_queries, of_keys, q, k)
     elif isinstance(of_queries, FixedMap) and of_queries.function in BY_NUMBER:
         both = of_queries(join_heads(q, k))
     else:

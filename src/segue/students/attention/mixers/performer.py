@@ -15,6 +15,7 @@ from segue.students.attention.mixer import (
     append_ones,
     join_heads,
     normalise,
+    parameter_of,
     read_state,
     repeat_heads,
 )
@@ -72,7 +73,7 @@ class PerformerMixer(Mixer):
     def step(self, q: Tensor, k: Tensor, v: Tensor, token_mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         heads, sums, largest = q.shape[1], state["sums"], state["largest"]
         both = self._log_features(join_heads(q, k))  # (batch, heads + key heads, 1, features)
-        logs = both.detach().amax(-1, keepdim=True)
+        logs = (both.detach() if torch.is_grad_enabled() else both).amax(-1, keepdim=True)
         of_keys = logs[:, heads:]
         if token_mask is not None:
             both[:, heads:].masked_fill_(~token_mask[:, None, :, None], -torch.inf)
@@ -100,7 +101,7 @@ class PerformerMixer(Mixer):
         """Return the logarithms of the features of one token, in few operations; also of queries, where the norm cancels."""
         rows, scale = x.flatten(0, 2), self.root_scale
         norms = rows.square().sum(-1, keepdim=True)
-        logs = torch.addmm(norms, rows, self.directions.to(x.dtype).T, beta=-(scale**2) / 2, alpha=scale)
+        logs = torch.addmm(norms, rows, parameter_of(self, "directions", x).T, beta=-(scale**2) / 2, alpha=scale)
         return logs.view(*x.shape[:3], -1)
 
     def _query_features(self, q: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from segue.students.attention.mixer import (
     masked_softmax,
     normalise,
     of_each_head,
+    parameter_of,
     read_state,
     repeat_heads,
 )
@@ -154,10 +155,10 @@ class WindowedLinearMixer(WindowMixer):
         sums = ring["sums"].addcmul_(of_oldest.mT, oldest_v)
         oldest_k.copy_(k)
         oldest_v.narrow(3, 0, size).copy_(v)
-        log_far = self.log_far.to(q.dtype).view(-1, 1, 1)
-        factor = of_each_head(q, self.far_of_queries, log_far).clamp_max_(LARGEST_LOG).exp_()
+        log_far = parameter_of(self, "log_far", q).view(-1, 1, 1)
+        factor = of_each_head(q, parameter_of(self, "far_of_queries", q), log_far).clamp_max_(LARGEST_LOG).exp_()
         grouped = batch * key_heads, q.shape[1] // key_heads, -1
-        scores = torch.baddbmm(log_far[:1], q.reshape(grouped), ring["k"].flatten(0, 1).mT, beta=0, alpha=self.scale)
+        scores = torch.bmm((q * self.scale).view(grouped), ring["k"].flatten(0, 1).mT)
         y = torch.bmm((features * factor).view(grouped), sums.flatten(0, 1))
         y = y.baddbmm_(scores.softmax(-1), ring["v"].flatten(0, 1)).view(batch, q.shape[1], 1, -1)
         values, mass = y.split_with_sizes([size, 1], 3)  # that of the near ones is 1
