@@ -23,7 +23,7 @@ from segue.lab.small_vit import VisionTransformer
 from segue.phases import Phase, Rates
 from segue.planning import Frontier
 from segue.planning.solving import Budget
-from segue.students import Drop, NarrowMlp, StudentFactory, WindowedLinear
+from segue.students import Drop, LinearAttention, NarrowMlp, StudentFactory, WindowedLinear
 from segue.training.batches import Batches
 
 TEXT = 200_000  # characters that are read
@@ -168,7 +168,7 @@ def minilm(
     original = AutoModelForSequenceClassification.from_pretrained(place).eval()
     evaluated = [made("test", chosen) for chosen in by_length["test"][::6].split(32)]  # of all lengths
     name = next(name for name, _ in original.named_modules() if name.endswith("layer.0.attention.self"))
-    sites, student = name.replace("layer.0", "layer.*"), segue.students.LinearAttention()
+    sites, student = name.replace("layer.0", "layer.*"), LinearAttention()
     planning = Batches(len(answers["train"]), 16, lambda chosen, _: made("train", chosen), seed=0)
     costs = {"budget": Frontier(saves="flops"), "cost_batch": {"input_ids": torch.arange(512)[None]}}
     costs["convert_batch"] = made("train", torch.arange(Conversion.batch))
@@ -207,7 +207,18 @@ def narrow(*, work: Path, steps: int = 30, **_: Any) -> Study:
     return _digits("narrow", "blocks.*.mlp", NarrowMlp(ratio=0.25), work, steps)
 
 
-STUDIES: dict[str, Callable[..., Study]] = {"stories": stories, "minilm": minilm, "drop": drop, "narrow": narrow}
+def linear(*, work: Path, steps: int = 30, **_: Any) -> Study:
+    """The same: each attention may be linear. It was run once, after the planner was chosen on the other studies."""
+    return _digits("linear", "blocks.*.attn", LinearAttention(), work, steps, budget=Frontier(saves="flops"))
+
+
+STUDIES: dict[str, Callable[..., Study]] = {
+    "stories": stories,
+    "minilm": minilm,
+    "drop": drop,
+    "narrow": narrow,
+    "linear": linear,
+}
 
 
 def _trained(model: nn.Module, batches: Batches, steps: int, lr: float) -> Any:
