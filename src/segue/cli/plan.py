@@ -117,7 +117,7 @@ def _timm(settings: PlanSettings) -> tuple[nn.Module, Iterable[Any], Any, bool]:
     known = model.pretrained_cfg
     pixels = ImageFolder(folder=settings.data, size=known["input_size"][-1])().train.inputs
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(settings.seed))
-    whole = order[: max(1, len(order) // settings.batch) * settings.batch].split(settings.batch)
+    whole = torch.split(order[: max(1, len(order) // settings.batch) * settings.batch], settings.batch)
 
     def made(chosen: Tensor) -> Tensor:
         return normalise(pixels[chosen], tuple(known["mean"]), tuple(known["std"]))

@@ -28,7 +28,8 @@ def decode_token(module: Attention, arguments: dict[str, Any]) -> Any:
         return None
     x, rotary, cache = found
     layer = layer_to_continue(cache, module.layer_idx) if x.shape[1] == 1 else None
-    query, key, value, output, mixer, dropout = (parts.get(name) for name in PARTS)
+    by_name: list[Any] = [parts.get(name) for name in PARTS]
+    query, key, value, output, mixer, dropout = by_name
     if layer is None or not (mixer.recurrent and is_plain(query) and is_plain(key) and is_plain(value) and is_plain(output)):
         return None
     batch, heads, key_heads = x.shape[0], module.heads, module.key_heads
