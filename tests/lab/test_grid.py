@@ -14,12 +14,11 @@ import torch
 from segue.checkpoint.state import saved_step
 from segue.errors import ConfigError, MissingExtraError
 from segue.lab.experiment import Experiment
-from segue.lab.grid import run_grid, run_named
+from segue.lab.grid import run_grid, run_named, worker_threads
 from segue.reporting import records as results
 from tests.helpers.processes import FreshProcess
 
 WORKERS = 2
-THREADS = max(1, (os.cpu_count() or 1) // WORKERS)
 
 RUNS = '''
 """Digits, a two-block ViT, a few steps; every batch may take a while, so that there is a middle to stop in."""
@@ -99,11 +98,24 @@ def undisturbed(place, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "tiny"
     experiment = Experiment(place)
     threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)  # as in a worker: more threads round in another way
+    torch.set_num_threads(worker_threads(WORKERS))  # as in a worker: more threads round in another way
     for run in experiment.runs():
         run_named(experiment, run.name, out)
     torch.set_num_threads(threads)
     return out
+
+
+@pytest.mark.parametrize(
+    ("allowed", "cores", "workers", "threads"),
+    [(None, 8, 2, 4), ("1", 8, 2, 1), ("16", 8, 2, 4), ("2,4", 8, 1, 2), ("x", 2, 4, 1)],
+)
+def test_workers_share_the_cores_and_keep_to_the_threads_that_the_user_allows(monkeypatch, allowed, cores, workers, threads):
+    """More threads than free cores wait for each other: a training on a busy machine took seventy times as long."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", allowed)
+    assert worker_threads(workers) == threads
 
 
 def numbers(out, name):

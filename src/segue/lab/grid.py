@@ -71,9 +71,17 @@ def run_named(experiment: Experiment, name: str, out: Path) -> None:
     run(found, out / name, wait=True)  # another grid may be at it
 
 
+def worker_threads(workers: int) -> int:
+    """Share the cores that this process may use among workers; each takes at most the threads that OMP_NUM_THREADS allows."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    share = max(1, cores // workers)
+    return min(share, int(allowed)) if allowed.isdecimal() and int(allowed) > 0 else share
+
+
 def _in_processes(jobs: Jobs, out: Path, workers: int) -> Iterator[Outcome]:
     """Run this many worker processes at a time; they share the cores."""
-    threads = max(1, (os.cpu_count() or 1) // workers)
+    threads = worker_threads(workers)
     waiting, running = list(reversed(jobs)), dict[str, tuple[subprocess.Popen[bytes], float]]()
     try:
         while waiting or running:
