@@ -6,6 +6,7 @@ A page asks by a comment, and nobody keeps a list by hand:
 `<!-- table: methods -->`           the methods, with what each one sets
 `<!-- table: operators -->`         the operators, with what each one costs
 `<!-- table: words -->`             Segue's own words, as how-it-works.md defines them
+`<!-- claims: In the first | With -->`  the rows of claims.md that begin so, with their outcomes
 `<!-- measured: window | Sliding window -->`    an operator's rows in performance.md and the log of November 2026
 """
 
@@ -25,8 +26,9 @@ from mkdocs.structure.pages import Page
 import segue
 
 DOCS = Path(__file__).parents[1]
-REQUEST = re.compile(r"<!-- (api|table|measured): (.+?) -->")
+REQUEST = re.compile(r"<!-- (api|table|measured|claims): (.+?) -->", re.DOTALL)
 SPEED = "| mixer | exponent, forward |"
+CLAIM = ("claim", "where", "tested by", "outcome", "measured")
 WORDS = "| word | meaning |"
 RECOVERED = "| operator | Student only |"
 
@@ -41,7 +43,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Answer every request of a page."""
-    answers = {"api": api, "table": lambda what: table(what, page.file.src_uri), "measured": measured}
+    answers = {"api": api, "table": lambda what: table(what, page.file.src_uri), "measured": measured, "claims": claims}
     return REQUEST.sub(lambda match: answers[match[1]](match[2]), markdown)
 
 
@@ -82,6 +84,19 @@ def measured(rows: str) -> str:
         text += "([log](../lab-log-2026-11.md#seven-operators-in-place-of-attention)):\n\n"
         text += _written([headings, *(line for line in lines if line[0] == operator)])
     return text
+
+
+def claims(beginnings: str) -> str:
+    """Return claims with their outcomes, so that a page says no more than what was judged; each must exist."""
+    text = (DOCS / "claims.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    found = [["claim", "outcome", "measured"]]
+    for beginning in (" ".join(part.split()) for part in beginnings.split("|")):
+        matching = [row for row in rows if row[0].startswith(beginning) and len(row) == len(CLAIM)]
+        if len(matching) != 1:
+            raise ValueError(f"{len(matching)} claims of claims.md begin with {beginning!r}")
+        found.append([matching[0][CLAIM.index(name)] for name in found[0]])
+    return _written(found)
 
 
 def _cards() -> list[object]:

@@ -16,6 +16,7 @@ DOCS = Path(__file__).parents[1]
 GUIDES = sorted((DOCS / "guides").glob("[0-9]-*.md"))
 NOTEBOOKS = DOCS / "notebooks"
 EXTRA = re.compile(r'pip install "segue\[([\w,]+)\]"')
+PICTURE = re.compile(r"!\[(.*?)\]\(\.\./figures/(guide-[\w-]+\.png)\)")
 INSTALL = """import importlib.util
 
 if importlib.util.find_spec("segue") is None:  # in Colab, for example
@@ -29,11 +30,22 @@ def notebook(guide: Path) -> Any:
     extras = EXTRA.findall(text)
     made = jupytext.reads(_markdown(text), fmt="md")
     made.cells.insert(0, nbformat.v4.new_code_cell(INSTALL.format(extras=extras[0] if extras else "lab").rstrip()))
+    pictures = {path: alt for alt, path in PICTURE.findall(text)}
     for number, cell in enumerate(made.cells):
+        if cell.cell_type == "code":
+            cell.source = with_picture(cell.source, pictures)
         cell.id, cell.metadata = f"cell-{number}", {}
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     made.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     return made
+
+
+def with_picture(code: str, pictures: dict[str, str]) -> str:
+    """Let a cell that draws a picture into a file show it: no file is there before the cell runs, and Colab reads none."""
+    for path, alt in pictures.items():
+        if f'"{path}"' in code:
+            return f'{code}\n\nfrom IPython.display import Image\n\nImage("{path}", width=640, alt="{alt}")'
+    return code
 
 
 def written(guide: Path) -> str:
@@ -42,10 +54,10 @@ def written(guide: Path) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Unfold what the page folds, let the notebook show its own pictures, and point links at the pages."""
+    """Unfold what the page folds, leave out the pictures that the cells draw, and point links at the pages."""
     text = re.sub(r"<summary>(.*?)</summary>", r"*\1*", re.sub(r"</?details>\n?", "", text))
-    text = re.sub(r"\]\(\.\./figures/(guide-[\w-]+\.png)\)", r"](\1)", text)
-    return re.sub(r"\]\((?!https?:|\.\./|#|guide-)([^)]+)\)", r"](../guides/\1)", text)
+    text = re.sub(PICTURE.pattern + r"\n*", "", text)
+    return re.sub(r"\]\((?!https?:|\.\./|#)([^)]+)\)", r"](../guides/\1)", text)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ __all__ = [
     "Similarities",
     "Similarity",
     "cosine",
+    "divergence",
     "feature_axis",
     "gram_error",
     "linear_cka",
@@ -188,7 +189,16 @@ def linear_cka(teacher: Tensor, student: Tensor, mask: Tensor | None = None) -> 
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """Return KL(teacher || student) of logits, in nats, for every distribution: (..., classes) -> (...)."""
+    """Return KL(teacher || student) of logits, in nats, for every distribution: (..., classes) -> (...).
+
+    >>> teacher, student = torch.zeros(2, 3), torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    >>> [round(value, 3) for value in divergence(teacher, student).tolist()]
+    [0.0, 0.119]
+
+    Args:
+        teacher: The original's logits; the last dimension holds the classes.
+        student: Those of the other model, of the same shape.
+    """
     return in_pieces(_divergence, student, teacher).clamp_min(0)
 
 

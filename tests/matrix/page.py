@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.matrix import export
 from tests.matrix.cells import ABSENT, CRASHED, IGNORES, OPERATORS, OUTCOMES, REFUSED, STUDENTS, WORKS, WRONG
 from tests.matrix.record import Cell
 
 MARKS = {WORKS: "yes", IGNORES: "ignore", REFUSED: "no", ABSENT: "", CRASHED: "**crash**", WRONG: "**wrong**"}
+EXPORTED = {WORKS: "yes", ABSENT: "", REFUSED: ""}
 SHARE = re.compile(r"\d+ of \d+ models with softmax attention \([^)]*\)")
 MEASURED = ("LinearAttention", "SlidingWindow")  # the operators whose share is promised
 
@@ -37,6 +39,17 @@ It ran with {versions}.{again} A new release of one of these is checked by runni
   model, unless `replace_` has warned that the configuration cannot describe it.
 - **ignore**: it works after a part of the teacher was left out on purpose, such as `ignore=("bias",)`.
 - **no**: refused with a reason, below the table, and the model is as it was. An empty cell: the model has no such part.
+"""
+
+
+EXPORT = """## Export
+
+A finalized model is a plain model: `torch.export.export(model, (inputs,))` takes it. `torch.onnx.export(..., dynamo=True)`
+(`pip install onnx onnxscript`) takes those whose operations have a translation. `python -m tests.matrix.export` tries it with
+{versions}: models of one layer, without padding and without a cache, {models}. What was
+exported computes what the model computes. An empty cell: the student does not go into that model.
+
+{table}
 """
 
 
@@ -120,11 +133,26 @@ def text(head: dict[str, Any], entries: list[dict[str, Any]]) -> str:
             again=again, entries=len(entries), cells=tried, bad=bad or "none", share=kept_share(entries), versions=versions
         ),
         "## Counts\n\n" + counts(cells) + "\n",
+        export_part(),
     ]
     sources = dict.fromkeys(entry["entry"].split()[0] for entry in entries)
     for source in sources:
         parts.append(section(source, [entry for entry in entries if entry["entry"].split()[0] == source]))
     return "\n".join(parts)
+
+
+def export_part() -> str:
+    """Return the part on leaving PyTorch, from what `python -m tests.matrix.export` has kept."""
+    found = export.kept()
+    versions = " and ".join(f"{name} {number}" for name, number in found["versions"].items() if name != "onnx")
+    models = " and ".join(f"`{name}` ({kind})" for kind, name in export.MODELS.items())
+    head = ["student", *(f"{how}, {kind}" for how in ("`torch.export`", "ONNX") for kind in export.MODELS), "why not"]
+    rows = []
+    for name, kinds in found["students"].items():
+        texts = [kinds[kind][how] for how in ("export", "onnx") for kind in export.MODELS]
+        reasons = dict.fromkeys(text for text in texts if text not in EXPORTED)
+        rows.append([name, *(EXPORTED.get(text, "no") for text in texts), "; ".join(reasons)])
+    return EXPORT.format(versions=versions, models=models, table=aligned(head, rows))
 
 
 def section(source: str, entries: list[dict[str, Any]]) -> str:

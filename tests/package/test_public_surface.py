@@ -85,6 +85,23 @@ def test_names_lists_methods_and_students():
     assert {*students} <= {*segue.students.__all__}
 
 
+def test_every_function_that_compares_a_teacher_with_a_student_is_public():
+    """The list is checked against the code: what is not in it is neither in dir() nor on the API page."""
+    rooms = [segue.similarity, segue.losses]
+    functions = {
+        f"{room.__name__}.{name}": made for room in rooms for name, made in vars(room).items() if inspect.isfunction(made)
+    }
+    comparing = [
+        name
+        for name, made in functions.items()
+        if [*inspect.signature(made).parameters][:2] == ["teacher", "student"]
+        and made.__module__ == name.rpartition(".")[0]
+        and not made.__name__.startswith("_")
+    ]
+    assert "segue.similarity.cosine" in comparing
+    assert [name for name in comparing if name.rpartition(".")[2] not in import_module(name.rpartition(".")[0]).__all__] == []
+
+
 def public_functions() -> dict[str, object]:
     modules = [import_module(name) for name in MODULES]
     named = [(f"{module.__name__}.{name}", getattr(module, name)) for module in modules for name in module.__all__]

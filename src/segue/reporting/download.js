@@ -4,7 +4,7 @@
 // Figures as files, made in the browser from what the page holds: a page that was mailed can do it too.
 const Download = (() => {
   const { svg, swatch } = Chart;
-  const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "font-size", "font-weight", "font-family", "visibility"];
+  const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "paint-order", "font-size", "font-weight", "font-family", "visibility"];
   const COLUMN = 290;  // pixels for the name of a line
   const FORMULA = /^[=+\-@\t\r\n＝＋－＠]/;  // a spreadsheet would compute it
 

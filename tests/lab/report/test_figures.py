@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("matplotlib", reason="figures need matplotlib (pip install segue[lab])")
 
 NAMES = ["accuracy", "cosine", "depth", "drift", "gradient_norm", "groups", "schedules"]
+MAPS = ["heat_cosine", "heat_drift_blend", "heat_gradient_norm", "heat_relative_error"]
 
 
 def small(methods: int = 2, **settings) -> list[Result]:
@@ -44,7 +45,9 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_every_figure_is_there_as_png_and_pdf(drawn: list[Path]):
-    assert sorted(path.name for path in drawn) == sorted(f"{name}.{kind}" for name in NAMES for kind in ("png", "pdf"))
+    assert sorted(path.name for path in drawn) == sorted(
+        f"{name}.{kind}" for name in [*NAMES, *MAPS] for kind in ("png", "pdf")
+    )
     for path in drawn:
         assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"%PDF")
 
@@ -60,7 +63,7 @@ def test_the_same_runs_give_the_same_files(drawn: list[Path], tmp_path: Path, mo
     every = figures.group_figures
     monkeypatch.setattr(figures, "group_figures", lambda *given: {name: every(*given)[name] for name in ("accuracy", "drift")})
     again = figures.draw(summarize(small()), tmp_path)
-    assert len(again) == 6
+    assert len(again) == 6 + 2 * len(MAPS)
     assert {path.name: path.read_bytes() for path in again}.items() <= {path.name: path.read_bytes() for path in drawn}.items()
 
 

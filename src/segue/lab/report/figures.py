@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from segue.lab.report.heat import heat_figures
 from segue.lab.report.panels import Panel, group_figures
 from segue.lab.report.summary import Group, Summary
 from segue.lab.report.tables import MARKS
@@ -55,6 +56,10 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
         for name, panels in group_figures(group, summary, style_of).items():
             if any(panel.lines for panel in panels):
                 paths += write(folder, f"{name}{suffix}", lambda p=panels, g=group: _figure(p, _seeds_note(g)))  # type: ignore[misc]
+        for name, drawing in heat_figures(
+            group, _seeds_note(group).replace("mean and 95 % interval over", "mean over")
+        ).items():
+            paths += write(folder, f"{name}{suffix}", drawing)
     if summary.groups:
         paths += write(folder, "groups", lambda: _heat_table(summary))
     return paths
