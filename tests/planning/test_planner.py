@@ -201,7 +201,7 @@ class Stopped(BaseException):
 
 
 @pytest.mark.parametrize("place", ["costs", "fit", "curvature", "subsets"])
-def test_an_interrupted_plan_resumes_to_the_same_result(place, tmp_path, monkeypatch):
+def test_an_interrupted_plan_resumes_to_the_same_result(place, tmp_path, monkeypatch, capsys):
     calls = {"costs": (planner, "fit_candidates"), "fit": (damage, "curvature"), "curvature": (damage, "divergences")}
     expected = planned(budget=Saving(parameters=0.2), folder=tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -217,7 +217,9 @@ def test_an_interrupted_plan_resumes_to_the_same_result(place, tmp_path, monkeyp
         patch.setattr(module, name, stops)
         with pytest.raises(Stopped):
             planned(budget=Saving(parameters=0.2), folder=tmp_path / "cut")
-    again = planned(budget=Saving(parameters=0.2), folder=tmp_path / "cut")
+    assert "resumed" not in capsys.readouterr().err
+    again = planned(budget=Saving(parameters=0.2), folder=tmp_path / "cut", progress="planning")
+    assert "planning, resumed: 100%" in capsys.readouterr().err
     assert again.plan == expected.plan
     assert again.errors == expected.errors
     assert torch.equal(again.matrix, expected.matrix)

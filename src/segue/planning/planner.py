@@ -123,7 +123,8 @@ def plan_replacement(
         tried = stack.enter_context(candidates_on(model, sites, factories, held[0], seed))
         known = [recipe, closed_form, subsets, len(held), seed, [s.weight for s in measured]]
         journal = Journal(place, _key([*held, *fitted], shape, tried, factories, known))
-        work = _Work(tried, journal, stack.enter_context(closing(Progress(progress, _amount(recipe, measured)))))
+        name = f"{progress}, resumed" if progress is not None and journal.resumed else progress
+        work = _Work(tried, journal, stack.enter_context(closing(Progress(name, _amount(recipe, measured)))))
         costs = work.costs(shape)
         require_possible(budget, costs)  # before the work of minutes begins
         errors = fit_candidates(tried, fitted, recipe, journal, closed_form=closed_form, shown=work.shown)
