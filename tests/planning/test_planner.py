@@ -433,6 +433,27 @@ def test_no_batches_are_refused():
         segue.plan_replacement(model, [], settings["candidates"], sites=settings["sites"], **QUICK)
 
 
+def test_a_plan_without_a_budget_saves_what_can_be_saved_and_says_so():
+    found = planned(cases.llama)
+    assert found.metric == "cache_bytes"
+    assert found.choice.saved["cache_bytes"] > 0 >= found.choice.saved["flops"]
+    text = " ".join(found.notes)
+    assert "the plan is the least damage for 50% of what can be saved of cache_bytes" in text
+    assert "No candidate saves flops on inputs of " in text
+
+
+def test_another_recipe_leaves_turns_and_ramps_beside_it(found, tmp_path):
+    other = segue.methods.transfer(sites=found.plan.sites, student=found.plan.student)
+    changed = dataclasses.replace(found, plan=other)
+    changed.save(tmp_path)
+    assert segue.Plan.from_dict(json.loads((tmp_path / "plan.json").read_text())) == other
+    assert segue.Plan.from_dict(json.loads((tmp_path / "staggered.json").read_text())) == found.plan
+    assert "Turns and ramps are those of staggered.json." in str(changed)
+    assert changed.adaptive_plan() == found.adaptive_plan()
+    found.save(tmp_path)
+    assert not (tmp_path / "staggered.json").exists()
+
+
 def test_the_adaptive_schedule_takes_its_budget_from_the_plan(found):
     loose, tight = found.adaptive_plan(kl=1.0), found.adaptive_plan(kl=0.01)
     for site in found.plan.sites:

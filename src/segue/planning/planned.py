@@ -127,6 +127,7 @@ class Planned:
         with files.writing(place):
             place.mkdir(parents=True, exist_ok=True)
             write_json(self.to_dict(), place / "planned.json")
+            (place / "staggered.json").unlink(missing_ok=True)  # of an earlier budget
             if self.plan != self.staggered:
                 write_json(self.staggered.to_dict(), place / "staggered.json")
             return write_json(self.plan.to_dict(), place / "plan.json")

@@ -43,7 +43,7 @@ def sentences(found: Planned) -> list[str]:
         f"Replaced: {len(choice.subset)} of {len(found.sites)} sites. Before training the KL to the original is "
         f"{significant(choice.kl)}{within}, and "
         f"{choice.differing:.1%} of the first choices differ.",
-        f"Saved of the complete model ({found.costs.shape}): {saved}.",
+        f"Saved of the complete model ({found.costs.shape}; below 0 it costs more): {saved}.",
         sure,
         *([f"Another choice may be better by at most {significant(choice.gap)}."] if choice.gap > 0 else []),
         *_phases(found),
