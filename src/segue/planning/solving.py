@@ -311,7 +311,7 @@ def require_possible(budget: Budget, costs: CostTable) -> None:
         raise PlanError(
             f"no candidate saves {budget.saves or ', '.join(COUNTED[:-1]) + ' or ' + COUNTED[-1]}.",
             f"Measured on inputs of {costs.shape}, each costs as much as what it replaces, or more.",
-            "give longer inputs (cost_batch, --cost-tokens), another metric (saves, --saves), or cheaper candidates. Nothing was changed.",
+            "give longer inputs (--cost-tokens), another metric (--saves), or cheaper candidates. Nothing was changed.",
         )
 
 
