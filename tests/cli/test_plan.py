@@ -36,6 +36,11 @@ def test_a_plan_is_printed_and_saved(files, tmp_path):
         assert part in shown
     plan = segue.Plan.from_dict(json.loads((tmp_path / "plan.json").read_text()))
     assert set(plan.sites) <= {f"model.layers.{i}.self_attn" for i in range(8)}
+    assert plan.phases == segue.methods.transfer(sites="*").phases  # as a conversion without a plan
+    staggered = segue.Plan.from_dict(json.loads((tmp_path / "staggered.json").read_text()))
+    assert (staggered.sites, staggered.student) == (plan.sites, plan.student)
+    assert set(staggered.schedule.schedules) == set(plan.sites)
+    assert "plan.json trains all sites at once: transfer, then students alone." in shown
     assert {path.name for path in tmp_path.glob("*.png")} == {"frontier.png", "options.png", "pairs.png"}
     again = call(*command(files, *given, "--cost-tokens", "48", "--json"))
     assert segue.Plan.from_dict(json.loads(again.splitlines()[-1])["plan"]) == plan  # progress is on stderr

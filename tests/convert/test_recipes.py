@@ -1,5 +1,6 @@
 """What the settings of a conversion stand for: plan, rates, length; and what is refused before anything is loaded."""
 
+import dataclasses
 import json
 
 import pytest
@@ -236,3 +237,14 @@ def test_a_plan_is_read_from_its_file(llama, tmp_path):
         made(llama, plan=str(place), sites=None, student=None)
     with pytest.raises(ConfigError, match="there is no plan"):
         made(llama, plan=str(tmp_path / "nowhere.json"), sites=None, student=None)
+
+
+@pytest.mark.parametrize("student", [STUDENT, "Reinit"])
+def test_what_a_plan_replaces_is_trained_as_without_a_plan(student, llama):
+    usual, _ = made(llama, student=student)
+    staggered = segue.Plan(sites=usual.sites, student=usual.student, schedule=segue.schedules.Constant(alpha=0.5))
+    assert recipes.by_default(staggered, llama) == usual
+    untrained = dataclasses.replace(staggered, train="all")
+    assert recipes.by_default(untrained, llama) is untrained
+    classifier = dataclasses.replace(llama, kind="labels")
+    assert recipes.by_default(staggered, classifier) is staggered

@@ -138,7 +138,7 @@ def test_every_budget_is_kept(budget):
     if isinstance(budget, Quality):
         assert chosen.kl <= (budget.kl or 9.0)
         assert chosen.differing <= (budget.differing or 1.0)
-        assert chosen.saved[budget.saves] > 0
+        assert chosen.saved[budget.saves or "flops"] > 0
     if isinstance(budget, Saving):
         assert chosen.saved["parameters"] >= 0.2
 
@@ -201,7 +201,7 @@ class Stopped(BaseException):
 
 
 @pytest.mark.parametrize("place", ["costs", "fit", "curvature", "subsets"])
-def test_an_interrupted_plan_resumes_to_the_same_result(place, tmp_path, monkeypatch):
+def test_an_interrupted_plan_resumes_to_the_same_result(place, tmp_path, monkeypatch, capsys):
     calls = {"costs": (planner, "fit_candidates"), "fit": (damage, "curvature"), "curvature": (damage, "divergences")}
     expected = planned(budget=Saving(parameters=0.2), folder=tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -217,7 +217,9 @@ def test_an_interrupted_plan_resumes_to_the_same_result(place, tmp_path, monkeyp
         patch.setattr(module, name, stops)
         with pytest.raises(Stopped):
             planned(budget=Saving(parameters=0.2), folder=tmp_path / "cut")
-    again = planned(budget=Saving(parameters=0.2), folder=tmp_path / "cut")
+    assert "resumed" not in capsys.readouterr().err
+    again = planned(budget=Saving(parameters=0.2), folder=tmp_path / "cut", progress="planning")
+    assert "planning, resumed: 100%" in capsys.readouterr().err
     assert again.plan == expected.plan
     assert again.errors == expected.errors
     assert torch.equal(again.matrix, expected.matrix)
@@ -429,6 +431,27 @@ def test_no_batches_are_refused():
     model, _, settings = cases.vit()
     with pytest.raises(DataError, match="there are no batches"):
         segue.plan_replacement(model, [], settings["candidates"], sites=settings["sites"], **QUICK)
+
+
+def test_a_plan_without_a_budget_saves_what_can_be_saved_and_says_so():
+    found = planned(cases.llama)
+    assert found.metric == "cache_bytes"
+    assert found.choice.saved["cache_bytes"] > 0 >= found.choice.saved["flops"]
+    text = " ".join(found.notes)
+    assert "the plan is the least damage for 50% of what can be saved of cache_bytes" in text
+    assert "No candidate saves flops on inputs of " in text
+
+
+def test_another_recipe_leaves_turns_and_ramps_beside_it(found, tmp_path):
+    other = segue.methods.transfer(sites=found.plan.sites, student=found.plan.student)
+    changed = dataclasses.replace(found, plan=other)
+    changed.save(tmp_path)
+    assert segue.Plan.from_dict(json.loads((tmp_path / "plan.json").read_text())) == other
+    assert segue.Plan.from_dict(json.loads((tmp_path / "staggered.json").read_text())) == found.plan
+    assert "Turns and ramps are those of staggered.json." in str(changed)
+    assert changed.adaptive_plan() == found.adaptive_plan()
+    found.save(tmp_path)
+    assert not (tmp_path / "staggered.json").exists()
 
 
 def test_the_adaptive_schedule_takes_its_budget_from_the_plan(found):

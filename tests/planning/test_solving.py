@@ -1,5 +1,6 @@
 """Solving: milp and the enumeration agree with a search by hand, and budgets that cannot be met are refused."""
 
+import dataclasses
 import itertools
 import math
 
@@ -108,11 +109,24 @@ def test_a_metric_that_the_model_does_not_have_is_refused():
 def test_candidates_that_save_nothing_are_refused_by_their_costs_alone(budget):
     c = costs(0)
     dear = CostTable(c.total, c.teachers, {option: {"flops": 20.0, "parameters": 20.0} for option in OPTIONS}, "1 x 8")
-    with pytest.raises(PlanError, match=f"no candidate saves {budget.saves}."):
+    with pytest.raises(PlanError, match=f"no candidate saves {budget.saves or 'flops, cache_bytes or parameters'}."):
         solving.require_possible(budget, dear)
     with pytest.raises(PlanError, match="no choice of these candidates saves flops 90.0%"):
         solving.require_possible(Saving(flops=0.9), c)
     solving.require_possible(Saving(flops=0.15), c)
+
+
+@pytest.mark.parametrize("budget", [Frontier(), Quality(kl=99.0), Quality(differing=0.99)])
+def test_a_budget_that_does_not_say_what_saves_what_can_be_saved(few, budget):
+    c = costs(0)
+    assert solving.metric_of(budget, c) == "flops"
+    students = {option: {**cost, "flops": 20.0} for option, cost in c.students.items()}
+    slow = CostTable(c.total, c.teachers, students, "1 x 8")
+    assert solving.metric_of(budget, slow) == "parameters"
+    solving.require_possible(budget, slow)
+    small = dataclasses.replace(prediction(0), singles=prediction(0).singles / 1000, pairs=0 * prediction(0).pairs)
+    found = solving.solve(budget, Problem(small, slow), Problem(small, slow))
+    assert sum(slow.saved(option, "parameters") for option in found.subset) > 0
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
@@ -18,7 +19,8 @@ from segue.cli.terminal import command_line, print_json, say
 from segue.convert.data import load, require_positions
 from segue.convert.options import Conversion, PlanSettings
 from segue.convert.parse_student import student
-from segue.convert.pretrained import open_base
+from segue.convert.pretrained import Base, open_base
+from segue.convert.recipes import by_default
 from segue.data.augment import normalise
 from segue.data.files import optional
 from segue.data.hub import ImageFolder
@@ -33,7 +35,8 @@ def show(settings: PlanSettings, out: Path, console: Console, *, as_json: bool) 
     """Plan, print the tables or the JSON, and write plan.json, planned.json and the figures."""
     budget = budget_of(settings)
     candidates = [student(text) for text in settings.candidates]
-    model, batches, example, random = _loaded(settings)
+    base = None if settings.model.startswith("timm:") else open_base(settings.model, download=settings.download)
+    model, batches, example = _timm(settings) if base is None else _loaded(settings, base)
     found = plan_replacement(
         model,
         batches,
@@ -48,18 +51,20 @@ def show(settings: PlanSettings, out: Path, console: Console, *, as_json: bool) 
         folder=out / "measurements",
         seed=settings.seed,
     )
+    if base is not None:
+        found = dataclasses.replace(found, plan=by_default(found.plan, base))
     path = found.save(out)
     drawn = found.draw(out)
     if as_json:
         print_json(found.to_dict())
         return
     _print(found, console)
-    if random:
+    if base is None and not settings.download:
         console.print(f"{settings.model} has random weights here: allow its pretrained ones with --download.", soft_wrap=True)
     console.print(f"\n{path}\n{', '.join(each.name for each in drawn)} are beside it.", soft_wrap=True)
-    if settings.model.startswith("timm:"):
+    if base is None:
         say(f"Next: {command_line('cost', settings.model, path)}")
-    elif not random:
+    else:
         words = (settings.model, "--plan", path, "--data", settings.data, "--out", "DIR")
         say(f"Next: {command_line('convert', *words)}")
 
@@ -80,11 +85,8 @@ def budget_of(settings: PlanSettings) -> Budget:
     return Saving(**wanted)
 
 
-def _loaded(settings: PlanSettings) -> tuple[nn.Module, Iterable[Any], Any, bool]:
-    """Return the model, batches, a batch whose costs are measured, and whether the weights are random."""
-    if settings.model.startswith("timm:"):
-        return _timm(settings)
-    base = open_base(settings.model, download=settings.download)
+def _loaded(settings: PlanSettings, base: Base) -> tuple[nn.Module, Iterable[Any], Any]:
+    """Return the model, batches, and a batch whose costs are measured."""
     names = ("model", "data", "batch", "tokens", "seed", "text", "label", "download")
     known = {name: getattr(settings, name) for name in names}
     data = load(base, Conversion(sites=settings.sites[0], student=settings.candidates[0], steps=1, **known))
@@ -92,20 +94,20 @@ def _loaded(settings: PlanSettings) -> tuple[nn.Module, Iterable[Any], Any, bool
     if base.reads_images:
         first = next(batches)
         example = {name: x[: settings.cost_batch] for name, x in first.items()}
-        return base.model, chain([first], batches), example, False
+        return base.model, chain([first], batches), example
     tokens = settings.cost_tokens or settings.tokens
     require_positions(base, tokens)
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(base.model.config.vocab_size)  # type: ignore[arg-type, union-attr]
     example = {"input_ids": torch.randint(vocabulary, (settings.cost_batch, tokens), generator=generator)}
-    return base.model, batches, example, False
+    return base.model, batches, example
 
 
 def _inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: x for name, x in batch.items() if name not in ("labels", "targets")}
 
 
-def _timm(settings: PlanSettings) -> tuple[nn.Module, Iterable[Any], Any, bool]:
+def _timm(settings: PlanSettings) -> tuple[nn.Module, Iterable[Any], Any]:
     """Build a model of timm, and images in its size."""
     name = settings.model.removeprefix("timm:")
     timm = optional("timm", "timm", f"the model {name!r} cannot be built.")
@@ -122,7 +124,7 @@ def _timm(settings: PlanSettings) -> tuple[nn.Module, Iterable[Any], Any, bool]:
     def made(chosen: Tensor) -> Tensor:
         return normalise(pixels[chosen], tuple(known["mean"]), tuple(known["std"]))
 
-    return model, map(made, whole[: settings.batches]), made(order[: settings.cost_batch]), not settings.download
+    return model, map(made, whole[: settings.batches]), made(order[: settings.cost_batch])
 
 
 def _print(found: Planned, console: Console) -> None:

@@ -279,9 +279,9 @@ class PlanSettings:
         float | None, Option(help="Largest fraction of first choices that differ from the original's.", min=0, max=1)
     ] = None
     saves: Annotated[
-        Literal["flops", "parameters", "cache_bytes", "prefill", "decode", "train"],
-        Option(help="Metric to save, where no least savings are given."),
-    ] = "flops"
+        Literal["flops", "parameters", "cache_bytes", "prefill", "decode", "train"] | None,
+        Option(help="Metric to save, where no least savings are given; by default FLOPs, else the cache, else weights."),
+    ] = None
     batches: Annotated[
         int | None,
         Option(help="Largest number of batches; by default 256 predictions to measure on, and one for each step.", min=1),

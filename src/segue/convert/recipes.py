@@ -161,6 +161,18 @@ def _plan_by_method(settings: Conversion, base: Base) -> Plan:
     return plan
 
 
+def by_default(plan: Plan, base: Base) -> Plan:
+    """Return what a plan replaces with the method and the rates that a conversion of this model has by default.
+
+    A model whose kind has no method of its own, and a plan whose students have nothing to train, stay as they are.
+    """
+    if base.kind not in METHODS or plan.train == "all":
+        return plan
+    made, _ = parse.method(METHODS[base.kind])
+    copied, _ = _kinds(base, plan)
+    return made(sites=plan.sites, student=plan.student, seed=plan.seed, lr=RATES if copied else Rates(new=RATE))
+
+
 def _plan_in(place: str) -> Plan:
     path = Path(place).expanduser()
     if not path.is_file():

@@ -61,11 +61,11 @@ def _pairs(found: Planned, path: Path) -> Path:
     both = (pairs + pairs.T).tolist()
     most = max((abs(value) for row in both for value in row), default=0.0) or 1.0
     side = 2.0 + 0.3 * len(options)
-    figure, axes = _figure(side + 1.2, side)
+    figure, axes = _figure(side + 3.2, side)
     shown = axes.imshow(both, cmap="RdBu_r", vmin=-most, vmax=most)
     several = len(found.students) > 1
-    labels = [f"{site} {name}" if several else site for site, name in options]
-    axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
+    labels = [f"{site} {name if several else ''}  {i}" for i, (site, name) in enumerate(options, start=1)]
+    axes.set_xticks(range(len(labels)), range(1, len(labels) + 1), fontsize=7)  # a label on both sides leaves no room
     axes.set_yticks(range(len(labels)), labels, fontsize=7)
     axes.set_title("KL of a pair beyond the sum of both", fontsize=9)
     figure.colorbar(shown, ax=axes)

@@ -23,6 +23,7 @@ class Journal:
     def __init__(self, folder: Path | None, key: str) -> None:
         self.folder, self.key = folder, key
         self._known: dict[str, Any] = {}
+        self.resumed = False  # an earlier process has measured something
         if folder is None:
             return
         lines = self._lines(folder / FILE)
@@ -33,6 +34,7 @@ class Journal:
                 "give the same ones, or another folder. Nothing was changed.",
             )
         self._known = {line["name"]: line["value"] for line in lines[1:]}
+        self.resumed = bool(self._known)
         with files.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             written = "".join(f"{json.dumps(line)}\n" for line in ({"key": key}, *lines[1:]))

@@ -70,6 +70,11 @@ class Planned:
         """The chosen options, those with the least damage in context first."""
         return order_of(self.prediction, self.choice.subset)
 
+    @property
+    def staggered(self) -> Plan:
+        """The plan in which each site has its turn and its ramp, whatever `plan` does."""
+        return self.plan_of(self.choice.subset)
+
     def operators(self) -> dict[str, str]:
         """Return the candidate of every site, or 'keep'."""
         chosen = dict(self.choice.subset)
@@ -84,7 +89,8 @@ class Planned:
         """Return the plan with an adaptive schedule: the error at each site is what a KL allows, by default the plan's."""
         within = self.choice.kl if kl is None else kl
         schedule = adaptive(self.prediction, self.order, self.errors, max(within, 1e-6))
-        return dataclasses.replace(self.plan, schedule=schedule, guidance=self.plan.guidance or FeatureGuidance())
+        plan = self.staggered
+        return dataclasses.replace(plan, schedule=schedule, guidance=plan.guidance or FeatureGuidance())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -92,6 +98,7 @@ class Planned:
         return {
             "format": FORMAT,
             "plan": self.plan.to_dict(),
+            "staggered": self.staggered.to_dict(),
             "operators": self.operators(),
             "order": [site for site, _ in self.order],
             "choice": self.choice.to_dict(),
@@ -112,11 +119,17 @@ class Planned:
 
     @checked
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write plan.json, for `segue convert --plan`, and planned.json with everything else; return the path of the plan."""
+        """Write plan.json, for `segue convert --plan`, and planned.json with everything else; return the path of the plan.
+
+        Where the plan has no turns and ramps of its own, staggered.json is the one that has.
+        """
         place = Path(folder)
         with files.writing(place):
             place.mkdir(parents=True, exist_ok=True)
             write_json(self.to_dict(), place / "planned.json")
+            (place / "staggered.json").unlink(missing_ok=True)  # of an earlier budget
+            if self.plan != self.staggered:
+                write_json(self.staggered.to_dict(), place / "staggered.json")
             return write_json(self.plan.to_dict(), place / "plan.json")
 
     @checked

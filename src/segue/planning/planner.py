@@ -33,12 +33,14 @@ from segue.planning.planned import Choice, Planned, made_plan, require_settings
 from segue.planning.prediction import Prediction, predicted
 from segue.planning.signals import Signal
 from segue.planning.solving import (
+    COUNTED,
     FRONTIER_SECONDS,
     Budget,
     Frontier,
     Problem,
     Saving,
     Solution,
+    metric_of,
     most_possible,
     require_possible,
     solve,
@@ -123,24 +125,25 @@ def plan_replacement(
         tried = stack.enter_context(candidates_on(model, sites, factories, held[0], seed))
         known = [recipe, closed_form, subsets, len(held), seed, [s.weight for s in measured]]
         journal = Journal(place, _key([*held, *fitted], shape, tried, factories, known))
-        work = _Work(tried, journal, stack.enter_context(closing(Progress(progress, _amount(recipe, measured)))))
+        name = f"{progress}, resumed" if progress is not None and journal.resumed else progress
+        work = _Work(tried, journal, stack.enter_context(closing(Progress(name, _amount(recipe, measured)))))
         costs = work.costs(shape)
         require_possible(budget, costs)  # before the work of minutes begins
         errors = fit_candidates(tried, fitted, recipe, journal, closed_form=closed_form, shown=work.shown)
         work.done += fit_steps
         matrix, notes = work.curvature(measured, seed)
         prediction, differing = work.predictions(measured, matrix, subsets, seed)
-        notes += work.few_predictions()
+        notes += work.few_predictions() + _undecided(budget, costs)
         spent = {**work.spent(fitted, shape, measured, fit_steps), "seconds": time.monotonic() - begun}
         refused = tried.refused
     problem, other = Problem(prediction, costs), Problem(differing, costs)
-    found = solve(budget, problem, other)
+    found, metric = solve(budget, problem, other), metric_of(budget, costs)
     places = tuple(select(model, sites))
     return Planned(
         plan=made_plan(places, factories, prediction, errors, costs, found.subset, given),
         choice=_choice(found, prediction, differing, costs),
-        metric=_metric(budget),
-        frontier=tuple(_frontier(problem, differing, _metric(budget))),
+        metric=metric,
+        frontier=tuple(_frontier(problem, differing, metric)),
         sites=places,
         students=factories,
         settings=given,
@@ -346,8 +349,17 @@ def _key(held: Sequence[Any], shape: Any, candidates: Candidates, factories: Map
     return hashlib.sha256(json.dumps([*parts, *described], sort_keys=True).encode()).hexdigest()
 
 
-def _metric(budget: Budget) -> str:
-    return next(iter(budget.wanted)) if isinstance(budget, Saving) else budget.saves
+def _undecided(budget: Budget, costs: CostTable) -> list[str]:
+    """Say what was chosen where the budget leaves it open: how much is saved, and of what."""
+    if isinstance(budget, Saving):
+        return []
+    metric, found = metric_of(budget, costs), []
+    if isinstance(budget, Frontier):
+        share = f"{budget.choose:.0%} of what can be saved of {metric}"
+        found.append(f"No budget was given: the plan is the least damage for {share}. Other rows need one, such as a KL.")
+    if budget.saves is None and metric != COUNTED[0]:
+        found.append(f"No candidate saves {COUNTED[0]} on inputs of {costs.shape}: the plan saves {metric}.")
+    return found
 
 
 def _choice(found: Solution, prediction: Prediction, differing: Prediction, costs: CostTable) -> Choice:

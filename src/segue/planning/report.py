@@ -43,14 +43,23 @@ def sentences(found: Planned) -> list[str]:
         f"Replaced: {len(choice.subset)} of {len(found.sites)} sites. Before training the KL to the original is "
         f"{significant(choice.kl)}{within}, and "
         f"{choice.differing:.1%} of the first choices differ.",
-        f"Saved of the complete model ({found.costs.shape}): {saved}.",
+        f"Saved of the complete model ({found.costs.shape}; below 0 it costs more): {saved}.",
         sure,
         *([f"Another choice may be better by at most {significant(choice.gap)}."] if choice.gap > 0 else []),
+        *_phases(found),
         f"Planning took {found.spent['inputs']:,.0f} inputs, {flops(found.spent['flops'])} and "
         f"{duration(found.spent['seconds'])}.",
         *_refusals(found),
         *found.notes,
     ]
+
+
+def _phases(found: Planned) -> list[str]:
+    """Say how a plan without turns and ramps trains, and which one has them."""
+    if found.plan == found.staggered:
+        return []
+    names = ", then ".join(phase.name for phase in found.plan.phases)
+    return [f"plan.json trains all sites at once: {names}. Turns and ramps are those of staggered.json."]
 
 
 def _refusals(found: Planned) -> list[str]:
@@ -74,7 +83,7 @@ def _sites(found: Planned) -> Table:
         option = site, name
         damages = (found.prediction.of([option]), _added(found, option))
         saved = f"{found.costs.saved(option, found.metric):.1%}"
-        ramp = _ramp(found.plan.schedule, site)
+        ramp = _ramp(found.staggered.schedule, site)
         rows.append([site, name, str(turn[site]), ramp, *map(_short, damages), saved])
     return (
         "The plan: each site in its turn, its ramp in the course of the run, what it damages before training and saves",

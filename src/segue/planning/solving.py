@@ -16,6 +16,7 @@ from segue.planning.candidates import Option
 from segue.planning.costs import METRICS, CostTable, Metric
 from segue.planning.prediction import Prediction
 
+COUNTED: tuple[Metric, ...] = ("flops", "cache_bytes", "parameters")  # what is saved where a budget does not say it
 FEW = 50_000  # choices that are all tried
 SECONDS = 20.0  # for one solution by milp
 FRONTIER_SECONDS = 60.0  # for all points of a frontier together
@@ -34,7 +35,7 @@ class Quality:
 
     kl: PositiveFloat | None = None
     differing: Fraction | None = None
-    saves: Metric = "flops"
+    saves: Metric | None = None  # the first of COUNTED that a candidate saves
 
     def __post_init__(self) -> None:
         if (self.kl is None) == (self.differing is None):
@@ -71,7 +72,7 @@ class Saving:
 class Frontier:
     """Show the least damage at every level of saving, and choose the plan of one level: a fraction of the most."""
 
-    saves: Metric = "flops"
+    saves: Metric | None = None  # the first of COUNTED that a candidate saves
     choose: Fraction = 0.5
 
 
@@ -250,8 +251,9 @@ class Problem:
 def solve(budget: Budget, problem: Problem, differing: Problem) -> Solution:
     """Return the best choice under a budget; one that cannot be met is refused."""
     if isinstance(budget, Frontier):
-        level = budget.choose * most_possible(problem.costs, budget.saves)
-        found = problem.least_damage({budget.saves: level * (1 - 1e-9)})
+        metric = metric_of(budget, problem.costs)
+        level = budget.choose * most_possible(problem.costs, metric)
+        found = problem.least_damage({metric: level * (1 - 1e-9)})
         assert found is not None
         return found
     if isinstance(budget, Saving):
@@ -262,13 +264,14 @@ def solve(budget: Budget, problem: Problem, differing: Problem) -> Solution:
     limited = problem if budget.kl is not None else differing
     limit = budget.kl if budget.kl is not None else budget.differing
     assert limit is not None
-    found = limited.most_saved(budget.saves, limit)
+    metric = metric_of(budget, problem.costs)
+    found = limited.most_saved(metric, limit)
     if found is None or not found.subset:
-        saving = [option for option in limited.options if problem.costs.saved(option, budget.saves) > 0]
+        saving = [option for option in limited.options if problem.costs.saved(option, metric) > 0]
         least = min(limited.prediction.of([option]) for option in saving)
         name = "a KL" if budget.kl is not None else "a fraction of differing predictions"
         raise PlanError(
-            f"no candidate stays within {name} of {limit:g} and saves {budget.saves}.",
+            f"no candidate stays within {name} of {limit:g} and saves {metric}.",
             f"The least damage of a single one that saves any is {least:.3g}, before training.",
             "allow more, or give candidates that are closer to the original. Nothing was changed.",
         )
@@ -283,9 +286,17 @@ def most_possible(costs: CostTable, metric: str) -> float:
     return sum(best.values())
 
 
+def metric_of(budget: Budget, costs: CostTable) -> str:
+    """Return what a budget saves, the first of several; one that does not say takes the first that a candidate saves."""
+    if isinstance(budget, Saving):
+        return next(iter(budget.wanted))
+    possible = (name for name in COUNTED if costs.total.get(name, 0.0) > 0 and most_possible(costs, name) > 0)
+    return budget.saves or next(possible, COUNTED[0])
+
+
 def require_possible(budget: Budget, costs: CostTable) -> None:
     """Refuse a budget on what this model does not have, or that no choice can meet, as far as the costs alone tell."""
-    wanted: Mapping[str, float] = budget.wanted if isinstance(budget, Saving) else {budget.saves: 0.0}
+    wanted: Mapping[str, float] = budget.wanted if isinstance(budget, Saving) else {metric_of(budget, costs): 0.0}
     for metric in wanted:
         if metric not in costs.total or costs.total[metric] <= 0:
             raise PlanError(
@@ -296,11 +307,11 @@ def require_possible(budget: Budget, costs: CostTable) -> None:
     if isinstance(budget, Saving):
         if any(most_possible(costs, metric) < least - 1e-12 for metric, least in wanted.items()):
             raise _impossible(budget, costs)
-    elif most_possible(costs, budget.saves) <= 0:
+    elif most_possible(costs, metric_of(budget, costs)) <= 0:
         raise PlanError(
-            f"no candidate saves {budget.saves}.",
+            f"no candidate saves {budget.saves or ', '.join(COUNTED[:-1]) + ' or ' + COUNTED[-1]}.",
             f"Measured on inputs of {costs.shape}, each costs as much as what it replaces, or more.",
-            "give longer inputs as cost_batch, another metric, or cheaper candidates. Nothing was changed.",
+            "give longer inputs (--cost-tokens), another metric (--saves), or cheaper candidates. Nothing was changed.",
         )
 
 
