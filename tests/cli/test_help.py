@@ -40,6 +40,20 @@ def test_no_word_is_cut(name, width, monkeypatch):
         assert " ".join(text.split()).replace("`", "") in said.replace("`", "")
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_command_of_commands_looks_like_each_of_them(width, monkeypatch):
+    """A flag takes no value, so none is named after it; no text of a command is cut."""
+    monkeypatch.setattr(help_pages, "UNKNOWN", width)
+    lines = call("--help").splitlines()
+    assert [line for line in lines if line in ("Commands", "Options")] == ["Commands", "Options"]
+    assert {"  --version", "  --install-completion", "  --show-completion", "  --help"} <= set(lines)
+    assert not [line for line in lines if "bool" in line]
+    said = " ".join(" ".join(lines).split())
+    for name, command in typer.main.get_command(commands.app).commands.items():
+        assert f"  {name}" in lines
+        assert " ".join(command.help.split("\n\n")[0].split()) in said
+
+
 def test_an_example_is_one_command_for_a_shell():
     command = "segue convert MODEL --sites 'model.layers.*.self_attn' --student 'WindowedLinear(window=64)' --out DIR"
     for width in (30, 50, 200):

@@ -80,4 +80,4 @@ def test_version_help_and_completion_answer_without_torch():
     assert answers["completion of options"][0].split() == ["--exclude"]
     for name in names:
         assert "Usage" in answers[name][0]
-        assert f" {name} " in answers["--help"][0]
+        assert f"\n  {name}\n" in answers["--help"][0]

@@ -3,9 +3,11 @@
 import ast
 import re
 from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 from pkgutil import resolve_name
 from posixpath import dirname, join, normpath
+from statistics import median
 from types import ModuleType
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -15,6 +17,7 @@ from filelock import FileLock
 
 import segue
 from segue import data as sources
+from tests.helpers.browser import browser  # noqa: F401
 from tests.helpers.processes import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +44,7 @@ class Read(HTMLParser):
 
 
 class Site(NamedTuple):
+    folder: Path
     said: str
     pages: dict[str, Read]
     files: set[str]
@@ -59,7 +63,7 @@ def site(tmp_path_factory, worker_id) -> Site:
             said.write_text(f"{done.stdout}{done.stderr}exit code {done.returncode}\n", encoding="utf-8")
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     pages = {name: Read((folder / name).read_text(encoding="utf-8")) for name in files if name.endswith(".html")}
-    return Site(said.read_text(encoding="utf-8"), pages, files)
+    return Site(folder, said.read_text(encoding="utf-8"), pages, files)
 
 
 @pytest.mark.processes
@@ -109,6 +113,32 @@ def test_the_reference_knows_every_public_name(site):
     callbacks = [f"segue.integrations.{path.stem}.{name}" for path in INTEGRATIONS for name in classes_in(path)]
     assert "segue.integrations.transformers.HandoverCallback" in callbacks
     assert set(callbacks) <= known
+
+
+@pytest.mark.browser
+@pytest.mark.processes
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_wide_table_shows_that_it_scrolls_and_the_page_does_not(site, browser, scheme):  # noqa: F811
+    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto((site.folder / "models.html").as_uri())
+    table = page.locator(".md-typeset__scrollwrap").nth(1)
+    table.evaluate("box => box.scrollIntoView()")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert table.evaluate("box => box.scrollWidth > box.clientWidth")
+    began = right_edge(page, table)
+    table.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    ended = right_edge(page, table)
+    context.close()
+    assert abs(began - ended) > 20, "the shade at the edge does not go when the end of the table is in sight"
+
+
+def right_edge(page, table) -> float:
+    """Return how bright the table's last column of pixels is, of 255: the median over what is in the middle of the window."""
+    images = pytest.importorskip("PIL.Image", reason="this test reads pixels with pillow")
+    box = table.bounding_box()
+    shot = page.screenshot(clip={"x": box["x"] + box["width"] - 2, "y": 300, "width": 1, "height": 200})
+    return median(images.open(BytesIO(shot)).convert("L").tobytes())
 
 
 def test_the_decision_chart_rests_on_claims_that_are_not_refuted():

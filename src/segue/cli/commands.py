@@ -28,12 +28,13 @@ from segue.cli.arguments import (
     name_values,
     with_settings,
 )
-from segue.cli.help import HelpfulCommand
+from segue.cli.help import HelpfulCommand, HelpfulGroup
 from segue.cli.names import completion, variants
 from segue.cli.terminal import command_line, console, resumed_by, say
 from segue.convert.options import Conversion, EvalSettings, PlanSettings
 
 app = typer.Typer(
+    cls=HelpfulGroup,
     help="Replace modules inside a pretrained PyTorch model without breaking it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -8,10 +8,11 @@ import textwrap
 from typing import Any
 
 from rich.text import Text
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from segue.cli.terminal import PlainConsole
 
+Groups = dict[str, list[tuple[str, str]]]  # title -> names with their texts
 WIDEST, UNKNOWN = 100, 80  # columns: a longer line is hard to read; a pipe does not say
 
 
@@ -20,21 +21,36 @@ class HelpfulCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the usage, the text with its examples, and the options by group."""
-        console = PlainConsole()
-        width = min(WIDEST, console.width if console.is_terminal else UNKNOWN)
-        console.print(Text.assemble(("Usage: ", "bold"), " ".join([ctx.command_path, *self.collect_usage_pieces(ctx)])))
-        for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):
-            console.print("\n" + _paragraph(paragraph, width), soft_wrap=True, highlight=False)
-        groups: dict[str, list[tuple[str, str]]] = {}
+        groups: Groups = {}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
                 default = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 groups.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(record)
-        for group, records in groups.items():
-            console.print(Text(f"\n{group}", style="bold"))
-            for name, text in records:
-                console.print(Text(f"  {name}", style="cyan"), soft_wrap=True)
-                console.print(_wrapped(text, width, "      "), soft_wrap=True, highlight=False)
+        _print_help(self, ctx, groups)
+
+
+class HelpfulGroup(TyperGroup):
+    """The command of commands, whose help looks like that of each of them."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the usage, the text, the commands in the order of a user's work, and the options."""
+        commands = [(name, one) for name in self.list_commands(ctx) if (one := self.get_command(ctx, name)) is not None]
+        groups: Groups = {"Commands": [(name, inspect.cleandoc(one.help or "").split("\n\n")[0]) for name, one in commands]}
+        groups["Options"] = [found for one in self.get_params(ctx) if (found := one.get_help_record(ctx)) is not None]
+        _print_help(self, ctx, groups)
+
+
+def _print_help(command: TyperCommand | TyperGroup, ctx: Any, groups: Groups) -> None:
+    console = PlainConsole()
+    width = min(WIDEST, console.width if console.is_terminal else UNKNOWN)
+    console.print(Text.assemble(("Usage: ", "bold"), " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])))
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        console.print("\n" + _paragraph(paragraph, width), soft_wrap=True, highlight=False)
+    for group, records in groups.items():
+        console.print(Text(f"\n{group}", style="bold"))
+        for name, text in records:
+            console.print(Text(f"  {name}", style="cyan"), soft_wrap=True)
+            console.print(_wrapped(text, width, "      "), soft_wrap=True, highlight=False)
 
 
 def _paragraph(text: str, width: int) -> str:

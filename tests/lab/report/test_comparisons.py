@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from segue.errors import ConfigError
-from segue.lab.report import comparisons, findings
+from segue.lab.report import answer, comparisons, findings
 from segue.lab.report.comparisons import compare, standings
 from segue.lab.report.summary import Group, summarize
 from segue.reporting.statistics import average_ranks, estimate, holm, paired_difference
@@ -45,6 +45,18 @@ def simulated(
 
 def final_of(group: Group, reference: str | None):
     return [c for c in compare([group], reference) if c.measure == "final"]
+
+
+def test_the_best_other_method_is_none_of_our_own():
+    """A local fit is Segue's own like DCR: it is no baseline, in the comparisons or in the answer above them."""
+    ends = {"student_only": 0.5, "theseus": 0.6, "local_fit": 0.8, "adaptive_dfg_kl": 0.7, "dcr_dfg": 0.9}
+    runs = [scored([0.1, end + seed / 100], method=name, seed=seed) for name, end in ends.items() for seed in range(5)]
+    summary = summarize(runs)
+    assert {found.reference for found in compare(summary.groups, None)} == {"theseus"}
+    theseus, local_fit = (next(m.label for m in summary.groups[0].methods if m.method == n) for n in ("theseus", "local_fit"))
+    (said,) = [line for line in answer.answer(summary) if "best other method" in line]
+    assert f"the best other method, {theseus}," in said
+    assert local_fit not in said
 
 
 @pytest.mark.parametrize("spread", [1.0, 5.0])

@@ -126,6 +126,10 @@ def test_losses_are_apart_on_log_axes_with_gates_rates_and_events(visit):
         "All parts together",
     ]
     assert page.locator("#figure-losses .y-name").all_text_contents() == ["loss (log scale)"] * 3
+    page.locator("#figure-depth .y-name").first.wait_for(state="attached")
+    named = page.locator("#figure-depth .y-name").all_text_contents()  # where an axis says that it is a log scale
+    assert len(named) == page.locator("#figure-depth svg.plot").count() > 0
+    assert set(named) <= {"mean", "mean (log scale)"}
     has_lines(page, "lr", 3)
     has_lines(page, "alphas", 9)
     assert page.locator("#events tbody tr").count() == 9

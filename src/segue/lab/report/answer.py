@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from segue.lab.report.comparisons import best, is_dcr
+from segue.lab.report.comparisons import are_rivals, best, is_dcr
 from segue.lab.report.curves import handover_points
 from segue.lab.report.findings import best_in_groups
 from segue.reporting.formatting import FALLING, counted, flops, shortened
@@ -53,7 +53,7 @@ def _ended(group: Group, summary: Summary) -> str:
         return f"Alone, the students of {name} end {ends}."
     if group.one_seed:
         return f"{name} ends highest, {ends}, but with one seed any difference may be chance."
-    other = best([method for method in group.methods if is_dcr(method.method) != is_dcr(leader.method)], "final")
+    other = best([one for one in group.methods if are_rivals(leader.method, one.method)], "final")
     kind = "other method" if is_dcr(leader.method) else "DCR variant"
     second = "" if other is None else f"; the best {kind}, {shortened(other.label)}, at {write.estimate(other.final)}"
     return f"Alone, the students of {name} end highest, {ends}{second}; {_tested(group, leader)}."

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Measure = Literal["final", "area"]
 MEASURES: tuple[Measure, ...] = ("final", "area")
 Standing = Literal["best", "like the best", "worse", "unknown"]
+OURS = ("dcr", "adaptive", "local_fit", "transfer")  # what the names of Segue's own methods and their variants have
 Key = tuple[str, frozenset[str]]  # a group and two of its methods
 
 
@@ -35,8 +36,18 @@ class Comparison:
 
 
 def is_dcr(method: str) -> bool:
-    """Whether a method is DCR or a variant of it; the rest are the other methods."""
+    """Whether a method is DCR or a variant of it."""
     return "dcr" in method.lower()
+
+
+def is_ours(method: str) -> bool:
+    """Whether a method is Segue's own, by its name: then it is no baseline. The rest are the other methods."""
+    return any(part in method.lower() for part in OURS)
+
+
+def are_rivals(leader: str, method: str) -> bool:
+    """Whether a method is named beside the leader: beside DCR one that is not Segue's own, beside any other one of DCR's."""
+    return not is_ours(method) if is_dcr(leader) else is_dcr(method)
 
 
 def best(methods: Sequence[Method], measure: Measure) -> Method | None:
@@ -63,7 +74,7 @@ def check_reference(reference: str | None, groups: Sequence[Group]) -> None:
 
 
 def compare(groups: Sequence[Group], reference: str | None) -> list[Comparison]:
-    """Compare every method with the reference of its group: the named one, or the best other method, which is none of DCR's.
+    """Compare every method with the reference of its group: the named one, or the best other method, none of Segue's own.
 
     It is chosen by the scores that it is then tested on. So the p-values are adjusted for the comparisons with every method
     that could have come out best; with a named reference there is one comparison per method.
@@ -75,7 +86,7 @@ def _compare(groups: Sequence[Group], measure: Measure, reference: str | None) -
     p_values: dict[Key, float | None] = {}
     shown: dict[Key, tuple[Group, Method, Method, Difference]] = {}
     for group in groups:
-        candidates = [m for m in group.methods if (not is_dcr(m.method) if reference is None else m.method == reference)]
+        candidates = [m for m in group.methods if (not is_ours(m.method) if reference is None else m.method == reference)]
         chosen = best(candidates, measure)
         for candidate in candidates:
             for method in group.methods:

@@ -67,7 +67,7 @@ const Figures = (() => {
       hint: "Of each student, mean since the previous evaluation, before clipping. Gates that starve a student of gradient would lower it." },
     { id: "drift", place: "gradients", sites: "drift_blend", other: "drift_students", log: true, read: number, yName: "drift", title: () => "Drift of the residual stream",
       hint: "Relative squared distance from the original model’s residual stream after the block of a site: how far the next block’s input is from what it was trained on." },
-    { id: "depth", place: "gradients", read: number, log: true, title: () => "Along the depth",
+    { id: "depth", place: "gradients", read: number, log: true, yName: "mean", title: () => "Along the depth",
       depth: { early_gradient: "Gradient norm, first fifth", early_drift: "Drift of the blend, first fifth", last_drift: "Drift of the students alone, at the end" },
       hint: "All sites at once: means over the first fifth of the training, when the teachers fade out, and at the end." },
   ];

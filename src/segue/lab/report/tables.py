@@ -287,9 +287,9 @@ def reading(summary: Summary) -> str:
     """Say how the comparisons of methods are made."""
     family = counted(summary.comparisons, "comparison")
     reference = (
-        "The reference is the best other method of the group: of those that are not DCR, the one with the best mean. The same "
-        f"scores choose it and test it, so p-values are adjusted by Holm's method for the {family} of a measure with any of "
-        "them, over all groups."
+        "The reference is the best other method of the group: of those that are not Segue's own, the one with the best mean. "
+        f"The same scores choose it and test it, so p-values are adjusted by Holm's method for the {family} of a measure with "
+        "any of them, over all groups."
         if summary.reference is None
         else f"The reference is named beforehand; p-values are adjusted by Holm's method over the {family} of a measure."
     )
