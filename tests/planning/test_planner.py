@@ -375,7 +375,7 @@ def test_damage_is_measured_on_enough_predictions(monkeypatch):
     def measured(count):
         seen.clear()
         batches = [first + i for i in range(count)]
-        notes = segue.plan_replacement(model, batches, **found, **QUICK).notes
+        notes = segue.plan_replacement(model, batches, budget=Saving(parameters=0.2), **found, **QUICK).notes
         assert [any(batch is one for one, _ in seen) for batch in batches] == [i < len(seen) for i in range(count)]
         return len(seen), notes
 

@@ -82,5 +82,5 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _written(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=160)
+    figure.savefig(path, dpi=160, bbox_inches="tight")  # long names are not cut off
     return path
