@@ -33,7 +33,8 @@ def test_everything_is_written_next_to_the_runs(tmp_path: Path, monkeypatch: pyt
     path = report.build(tmp_path, title="A title")
     assert path == tmp_path / "report.html"
     files = sorted(str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file() and one.name != "result.json")
-    drawn = [f"figures/{name}.{kind}" for name in ("cosine", "groups") for kind in ("pdf", "png")]
+    heat = [f"heat_{quantity}" for quantity in ("cosine", "drift_blend", "gradient_norm", "relative_error")]
+    drawn = [f"figures/{name}.{kind}" for name in ("cosine", "groups", *heat) for kind in ("pdf", "png")]
     assert files == sorted([*drawn, "report.html", "table.csv", "table.md"])
     text = path.read_text(encoding="utf-8")
     assert "<title>A title</title>" in text
