@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from segue.lab.report.summary import Group
@@ -33,11 +34,7 @@ class Map(NamedTuple):
 def heat_figures(group: Group, note: str) -> dict[str, Callable[[], Any]]:
     """Return what draws each heat map that the runs of a group have measured."""
     found = {quantity: maps(group, quantity) for quantity in QUANTITIES}
-    return {
-        f"heat_{quantity}": (lambda q=quantity, m=shown: _figure(group.sites, q, m, note))
-        for quantity, shown in found.items()
-        if shown
-    }  # type: ignore[misc]
+    return {f"heat_{name}": partial(_figure, group.sites, name, shown, note) for name, shown in found.items() if shown}
 
 
 def maps(group: Group, quantity: str) -> list[Map]:
@@ -75,7 +72,7 @@ def _figure(sites: list[str], quantity: str, shown: list[Map], note: str) -> Any
     for label, side in zip(bar.ax.get_xticklabels(), ("left", "right"), strict=True):
         label.set_horizontalalignment(side)
     bar.ax.minorticks_off()
-    bar.outline.set_visible(False)
+    bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(length=2, pad=2)
     bar.set_label(f"{name}{scale}", labelpad=-6)
     figure.text(0.02, 0.05 / height, note, color="#555555")
