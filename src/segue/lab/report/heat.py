@@ -69,10 +69,11 @@ def _figure(sites: list[str], quantity: str, shown: list[Map], note: str) -> Any
     bar = figure.colorbar(ScalarMappable(norm), cax=axes, orientation="horizontal")
     scale = ", log scale" if type(norm).__name__ == "LogNorm" else ""
     bar.set_ticks([norm.vmin, norm.vmax], labels=[significant(norm.vmin), significant(norm.vmax)])
-    for label, side in zip(bar.ax.get_xticklabels(), ("left", "right"), strict=True):
-        label.set_horizontalalignment(side)
+    lowest, highest = bar.ax.get_xticklabels()
+    lowest.set_horizontalalignment("left")
+    highest.set_horizontalalignment("right")
     bar.ax.minorticks_off()
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, pad=2)
     bar.set_label(f"{name}{scale}", labelpad=-6)
     figure.text(0.02, 0.05 / height, note, color="#555555")
