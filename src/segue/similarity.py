@@ -199,6 +199,10 @@ def divergence(teacher: Tensor, student: Tensor) -> Tensor:
         teacher: The original's logits; the last dimension holds the classes.
         student: Those of the other model, of the same shape.
     """
+    for output in (teacher, student):
+        _require_tensor(output, "an output")
+    if teacher.shape != student.shape:
+        raise _of_different_shapes(teacher, student)
     return in_pieces(_divergence, student, teacher).clamp_min(0)
 
 
@@ -360,12 +364,16 @@ def _both(teacher: Tensor, student: Tensor, *, widths: bool = True) -> tuple[Ten
     """Read two outputs as tokens, and refuse those that cannot be compared token by token."""
     t, s = as_tokens(teacher), as_tokens(student)
     if t.shape[:2] != s.shape[:2] or (widths and t.shape[2] != s.shape[2]):
-        raise PlanError(
-            "outputs of different shapes cannot be compared.",
-            f"The teacher's has shape {tuple(teacher.shape)}, the student's {tuple(student.shape)}.",
-            "give two outputs for the same tokens.",
-        )
+        raise _of_different_shapes(teacher, student)
     return t, s
+
+
+def _of_different_shapes(teacher: Tensor, student: Tensor) -> PlanError:
+    return PlanError(
+        "outputs of different shapes cannot be compared.",
+        f"The teacher's has shape {tuple(teacher.shape)}, the student's {tuple(student.shape)}.",
+        "give two outputs for the same tokens.",
+    )
 
 
 def _require_tensor(value: object, what: str) -> None:

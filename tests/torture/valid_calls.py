@@ -20,6 +20,7 @@ from segue.data import Digits
 from segue.lab import presets, variants
 from segue.lab.experiment import Experiment
 from segue.lab.models import SentenceClassifier, SmallViT
+from segue.lab.small_vit import VisionTransformer
 from segue.lab.tasks import ImageTask
 from segue.lab.tune import Tuning
 from segue.training.recipe import Recipe
@@ -205,6 +206,16 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     "segue.planning.Frontier": of(saves="flops", choose=0.5),
     "segue.planning.Quality": of(kl=0.1),
     "segue.planning.Saving": of(flops=0.3),
+    "segue.planning.choose_heads": lambda _: {
+        "model": VisionTransformer(pixels=4, channels=1, patch=2, width=8, depth=2, heads=2, classes=3),
+        "sites": "blocks.*.attn",
+        "mixture": students.MixedHeads(operator=students.SlidingWindow(window=1)),
+        "batches": [torch.randn(2, 1, 4, 4)],
+        "keep": 1,
+        "recall": 0.0,
+        "seed": 0,
+        "progress": None,
+    },
     "segue.planning.plan_replacement": lambda folder: {
         "model": Net(),
         "batches": [INPUTS],
@@ -226,6 +237,7 @@ VALID: dict[str, Callable[[Path], Arguments]] = {
     },
     "segue.planning.replan": lambda _: {"handover": handover(), "batches": [INPUTS], "window": 0.5},
     "segue.similarity.relative_error": pair,
+    "segue.similarity.divergence": lambda folder: {name: x for name, x in pair(folder).items() if name != "mask"},
     "segue.similarity.gram_error": pair,
     "segue.similarity.linear_cka": pair,
     "segue.students.ActivationSwap": of(to="relu"),
@@ -347,7 +359,7 @@ NOT_CALLED_BY_USERS = {
     r"segue\.(training\.fit\.Fit|core\.verify\.\w+|core\.calibrate\.Fitted)(\..*)?": RESULT,
     r"segue\.(lab\.grid\.Outcome|similarity\.Similarity)": RESULT,
     r"segue\.core\.local_fit\.Features(\.(loss|observe))?": "made by handover.features(), and used by segue.fit",
-    r"segue\.planning\.(Choice|Planned|Replanned)(\..*)?": RESULT,
+    r"segue\.planning\.(Choice|ChosenHeads|Planned|Replanned)(\..*)?": RESULT,
     r"segue\.students\.PerSite\.of": CONTRACT,
     r"segue\.reporting\.records\.(Result|RunInfo|TrainInfo|Point)": RESULT,
     r"segue\.data\.(Examples|Dataset|TextDataset)": RESULT,

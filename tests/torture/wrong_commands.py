@@ -384,4 +384,5 @@ def run(call: WrongCommand, prepared: Path, folder: Path) -> Verdict:
 
 
 def _listing(folder: Path) -> set[str]:
-    return {os.fspath(path.relative_to(folder)) for path in folder.rglob("*")}
+    found = {os.fspath(path.relative_to(folder)) for path in folder.rglob("*")}
+    return {name for name in found if "__pycache__" not in name}  # Python's own, beside a file that is imported
