@@ -16,10 +16,9 @@ from segue.schedules import Adaptive, aggr20
 REFERENCE = "student_only"  # what every arm must beat
 OUTSIDE = (  # what is not our own: published methods, and the paper's
     *("student_only", "distillation", "theseus", "theseus_gumbel", "gumbel_dfg", "dcr", "dcr_dfg"),
-    *("fitnets", "lolcats", "halo"),
+    *("fitnets", "lolcats", "halo", "halo_short"),
 )
 OURS = "local_fit"  # the recipe that `segue.methods` ships
-SUB_BATCHES = {"split": 4, "reuse": 4}  # sixteen updates of a local fit from each forward of the teachers
 FLOOR = 0.1  # of the guidance, after takeover
 
 
@@ -40,6 +39,8 @@ class Start:
     lr: float | Rates  # of a run in one phase
     fit: float | Rates = 4e-3  # of a local fit
     after: float | Rates = 1e-3  # of what follows a local fit
+    hold: float = 0.2  # the part of a run that is our local fit
+    updates: dict[str, int] = field(default_factory=lambda: {"split": 16})  # of our local fit, from each forward: sixteen
     distill: LogitDistillation = field(default_factory=LogitDistillation)
     labels: float = 1.0  # the weight of the task's loss beside a distillation
 
@@ -61,13 +62,13 @@ def eight(start: Start) -> tuple[Arm, ...]:
         kl = phased(Phase(name="students alone", task=0.0), distill=start.distill, guidance=None)
     return (
         Arm("student_only", "Student only", start.lr, methods.student_only),
-        Arm("local_fit", "Local fit in sub-batches, jump", start.lr, _fit(start, _jump(start), **SUB_BATCHES)),
+        Arm("local_fit", "Local fit in sub-batches, jump", start.lr, _ours(start, _jump(start))),
         Arm("halo", "HALO-style: local fit, jump", start.lr, _fit(start, _jump(start), length=0.3)),
         Arm("dcr_dfg", "DCR + DFG", start.lr, methods.dcr_dfg),
         Arm("distillation", "KL", start.lr, kl),
         Arm("dcr", "DCR", start.lr, methods.dcr),
         Arm("theseus", "Theseus", start.lr, methods.theseus),
-        Arm("fit_adaptive", "Local fit in sub-batches, Adaptive", start.lr, _fit(start, _adaptive(start), **SUB_BATCHES)),
+        Arm("fit_adaptive", "Local fit in sub-batches, Adaptive", start.lr, _ours(start, _adaptive(start))),
     )
 
 
@@ -80,26 +81,17 @@ def further(start: Start) -> tuple[Arm, ...]:
         Arm("gumbel_dfg", "Gumbel + DFG", lr, methods.gumbel_dfg),
         Arm("fitnets", "FitNets", lr, methods.fitnets),
         Arm("lolcats", "LoLCATs: local fit, jump, no KL", lr, _fit(start, _jump(start), length=0.5, plan=no_kl)),
+        Arm("halo_short", "HALO-style, a shorter local fit", lr, _fit(start, _jump(start), length=0.1)),
         Arm("dcr_dfg_kl", "DCR + DFG + KL", lr, partial(methods.dcr_dfg, distill=kl)),
         Arm("fit_1_ramp", "Local fit once a batch, ramp", lr, _fit(start, _ramp(start))),
         Arm("fit_1_adaptive", "Local fit once a batch, Adaptive", lr, _fit(start, _adaptive(start))),
-        Arm("fit_ramp", "Local fit in sub-batches, ramp", lr, _fit(start, _ramp(start), **SUB_BATCHES)),
+        Arm("fit_ramp", "Local fit in sub-batches, ramp", lr, _ours(start, _ramp(start))),
         Arm("fit_only", "Local fit in sub-batches alone, no labels", lr, _only(start)),
         Arm("adaptive_dfg_kl", "Adaptive + DFG + KL, no local fit", lr, phased(_adaptive(start, lr=None), distill=kl)),
-        Arm(
-            "fit_adaptive_unguided",
-            "Local fit, Adaptive, no guidance",
-            lr,
-            _fit(start, _adaptive(start, guidance=0.0), **SUB_BATCHES),
-        ),
-        Arm("fit_adaptive_no_kl", "Local fit, Adaptive, no KL", lr, _fit(start, _adaptive(start), plan=no_kl, **SUB_BATCHES)),
-        Arm("local_fit_no_kl", "Local fit, jump, no KL", lr, _fit(start, _jump(start), plan=no_kl, **SUB_BATCHES)),
-        Arm(
-            "local_fit_floor",
-            "Local fit, jump, guidance stays at a floor",
-            lr,
-            _fit(start, _jump(start, guidance=FLOOR), **SUB_BATCHES),
-        ),
+        Arm("fit_adaptive_unguided", "Local fit, Adaptive, no guidance", lr, _ours(start, _adaptive(start, guidance=0.0))),
+        Arm("fit_adaptive_no_kl", "Local fit, Adaptive, no KL", lr, _ours(start, _adaptive(start), plan=no_kl)),
+        Arm("local_fit_no_kl", "Local fit, jump, no KL", lr, _ours(start, _jump(start), plan=no_kl)),
+        Arm("local_fit_floor", "Local fit, jump, guidance stays at a floor", lr, _ours(start, _jump(start, guidance=FLOOR))),
         Arm("dcr_teacher_gradient", "DCR, gradient through teachers", lr, partial(methods.dcr, teacher_gradient=True)),
         Arm(
             "dcr_dfg_paper_scale",
@@ -116,12 +108,17 @@ ARMS: dict[str, Callable[[Start], tuple[Arm, ...]]] = {"eight": eight, "further"
 def _fit(
     start: Start, then: Phase, *, length: float = 0.2, plan: Mapping[str, Any] | None = None, **settings: Any
 ) -> Callable[..., Plan]:
-    own = {"lr": start.fit, "weight_decay": 0.0, **settings}
+    own = {"lr": start.fit, "weight_decay": 0.0, "task": 0.0, **settings}
     return fitted(length, then, plan={"distill": start.distill, **(plan or {})}, **own)
 
 
+def _ours(start: Start, then: Phase, *, plan: Mapping[str, Any] | None = None) -> Callable[..., Plan]:
+    """Take many small updates from each forward of the teachers."""
+    return _fit(start, then, length=start.hold, plan=plan, **start.updates)
+
+
 def _only(start: Start) -> Callable[..., Plan]:
-    return phased(Phase(name="local fit", local=True, lr=start.fit, weight_decay=0.0, **SUB_BATCHES), distill=None)
+    return phased(Phase(name="local fit", local=True, task=0.0, lr=start.fit, weight_decay=0.0, **start.updates), distill=None)
 
 
 def _jump(start: Start, **settings: Any) -> Phase:

@@ -129,9 +129,10 @@ def minilm() -> Setting:
     )
     linear = {"sites": "**.attention.self", "student": LinearAttention(feature_map="hedgehog")}
     rates = Rates(new=3e-3, copied=1e-4)
+    updates = {"split": 8, "reuse": 2}  # sixteen: a batch has eight sentences
     cases = (
-        Case(group="Re-initialised attention", start=Start(lr=3e-4, fit=1e-3, after=3e-4)),
-        Case(group="Linear attention", start=Start(lr=rates, fit=rates, after=rates), plan=linear),
+        Case(group="Re-initialised attention", start=Start(lr=3e-4, fit=1e-3, after=3e-4, updates=updates)),
+        Case(group="Linear attention", start=Start(lr=rates, fit=rates, after=rates, updates=updates), plan=linear),
     )
     return Setting(preset=preset, cases=cases)
 
@@ -148,7 +149,9 @@ def stories() -> Setting:
         evaluations=6,
         diagnostics=(),
     )
-    start = Start(lr=RATES, fit=RATES, after=RATES, distill=KL, labels=0.0)
+    start = Start(  # as `segue convert` does, most of the run is a local fit; sixteen updates: a batch has four texts
+        lr=RATES, fit=RATES, after=RATES, distill=KL, labels=0.0, hold=0.75, updates={"split": 4, "reuse": 4}
+    )
     return Setting(preset=preset, cases=(Case(start=start, plan={"student": WindowedLinear(**WINDOW)}),))
 
 

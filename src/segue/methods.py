@@ -223,27 +223,28 @@ def local_fit(
     sites: Selector,
     *,
     hold: Fraction = 0.2,
-    split: PositiveInt = 4,
-    reuse: PositiveInt = 4,
+    split: PositiveInt = 16,
+    reuse: PositiveInt = 1,
     lr: PositiveFloat = 4e-3,
     **settings: Unpack[PlanKeywords],
 ) -> Plan:
     """Fit each student to its teacher in many small updates from each forward, then students alone with distillation.
 
     >>> local_fit("blocks.*.attn").phases[0].split
-    4
+    16
 
     Args:
         sites: Where, as in `segue.Plan`.
         hold: The fraction of the run in which alpha is 1 and students learn from their teachers.
-        split: Updates that each forward is split into.
-        reuse: Passes over the features of each forward.
+        split: Parts of a batch, each an update; a batch of fewer samples has one for each.
+        reuse: Passes over the parts; more than one for a small batch.
         lr: The learning rate of the local fit; a quarter of it afterwards.
         settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
     """
     if "schedule" in settings:
         return _plan(sites, settings, guidance=FeatureGuidance(), distill=LogitDistillation())
-    local = Phase(name="local fit", length=hold, local=True, lr=lr, weight_decay=0.0, split=split, reuse=reuse)
+    fitted: dict[str, Any] = {"lr": lr, "weight_decay": 0.0, "split": split, "reuse": reuse}
+    local = Phase(name="local fit", length=hold, local=True, task=0.0, **fitted)
     alone = (Phase(name="students alone", lr=lr / 4),) if hold < 1 else ()
     return _plan(sites, settings, phases=(local, *alone), guidance=FeatureGuidance(), distill=LogitDistillation())
 

@@ -57,7 +57,7 @@ def test_every_setting_has_the_eight_arms_with_five_seeds(setting):
 
 def test_the_arms_are_those_of_the_issue_and_the_shipped_recipe_is_one_of_them():
     names = [arm.name for arm in (*eight(Start(lr=1e-3)), *further(Start(lr=1e-3)))]
-    assert len(names) == len(set(names)) == 24
+    assert len(names) == len(set(names)) == 25
     assert {*OUTSIDE, OURS} <= set(names)
     arm = next(arm for arm in eight(Start(lr=4e-3)) if arm.name == OURS)
     assert arm.plan(sites="blocks.*.attn") == methods.local_fit(sites="blocks.*.attn")
