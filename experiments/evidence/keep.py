@@ -1,6 +1,7 @@
 """Keep what the repository needs of finished runs: packed results and chosen settings, without a path of the machine.
 
-Command:  python -m experiments.evidence.keep digits    (after every few runs; then commit experiments/evidence)
+Command:  python -m experiments.evidence.keep digits              (after every few runs; then commit experiments/evidence)
+          python -m experiments.evidence.keep digits --restore    (in another clone: the grid then skips the runs that are kept)
 """
 
 from __future__ import annotations
@@ -29,10 +30,23 @@ def keep(name: str, runs: Path = RUNS, here: Path = HERE) -> list[Path]:
     return written
 
 
+def restore(name: str, runs: Path = RUNS, here: Path = HERE) -> list[Path]:
+    """Write the kept runs of a setting as the grid that made them did, so that it resumes after them."""
+    written = []
+    for result in records.read_all(here / "results" / name):
+        about, folder = result.run_info, runs / name / result.run_info.name
+        if not (folder / records.FILE).exists():
+            records.write_json({"config_hash": about.config_hash, "config": about.config}, folder / "config.json")
+            written.append(records.write(result, folder))
+    return written
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=(*SETTINGS, ALONE))
-    for path in keep(parser.parse_args().name):
+    parser.add_argument("--restore", action="store_true", help="Write kept runs back to the folder of the grid.")
+    options = parser.parse_args()
+    for path in (restore if options.restore else keep)(options.name):
         print(path)
 
 

@@ -206,6 +206,22 @@ def test_what_is_kept_has_no_path_of_the_machine(digits, tmp_path):
     assert len(records.read_all(tmp_path / "kept" / "results" / "digits")) == 5
 
 
+def test_a_grid_resumes_after_the_runs_that_are_kept(digits, tmp_path):
+    made, again, kept = tmp_path / "made", tmp_path / "again", tmp_path / "kept"
+    for run in digits.arms["local_fit"].values():
+        folder = made / "digits" / run.run_info.name
+        records.write_json({"config_hash": run.run_info.config_hash, "config": run.run_info.config}, folder / "config.json")
+        records.write(run, folder)
+    keep.keep("digits", made, kept)
+    written = keep.restore("digits", again, kept)
+    assert len(written) == 5
+    for path in written:
+        first = made / path.relative_to(again)
+        assert path.read_bytes() == first.read_bytes()
+        assert (path.parent / "config.json").read_bytes() == (first.parent / "config.json").read_bytes()
+    assert keep.restore("digits", again, kept) == []
+
+
 def test_seconds_are_those_of_runs_that_had_the_machine_for_themselves(digits):
     judge = judges.earlier("local_fit", "dcr_dfg", axis="seconds")
     assert judge(Evidence((digits,))) == []
