@@ -219,7 +219,7 @@ def local_fit(**settings):
     return segue.Plan(sites="blocks.*.attn", guidance=FeatureGuidance(), phases=phases)
 
 
-@pytest.mark.parametrize("split", [1, 3])
+@pytest.mark.parametrize("split", [1, 2, 3, 16])
 def test_a_local_step_is_one_forward_of_the_original_and_its_passes(original, split):
     features = {}
 

@@ -111,6 +111,10 @@ class Features:
         """The largest number of sub-batches."""
         return min((call.rows for calls in self.calls.values() for call in calls), default=0)
 
+    def sizes(self, index: int, parts: int) -> tuple[int, ...]:
+        """Return the rows of every call in a sub-batch."""
+        return tuple(len(range(index, call.rows, parts)) for calls in self.calls.values() for call in calls)
+
     @checked
     def losses(self, *, split: PositiveInt | None = None, reuse: PositiveInt | None = None) -> Iterator[Tensor]:
         """Yield the guidance of every sub-batch, `reuse` times over; each is for one update of the optimizer.

@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -332,8 +333,8 @@ class StepCosts:
                 self.loss_fn(handover.model, self.batch)
             return features
 
-        def learn(features: Features, parts: int) -> None:
-            for index in range(min(parts, features.rows)):
+        def learn(features: Features, index: int = 0) -> None:
+            if features.calls:  # all sites may rest
                 torch.autograd.grad(features.loss(index, phase.split, measured=False), trained, allow_unused=True)
 
         handover.local.errors = dict.fromkeys(self._resting(step), 0.0)
@@ -345,10 +346,13 @@ class StepCosts:
                      if isinstance(x, Tensor)]  # fmt: skip
             held = sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in known}.values())
             around = [*known, *handover.model.parameters(), *handover.model.buffers()]
-            proving = flops(lambda: learn(features, 1))  # in the first step, whether calls can be cut; no later update does
-            proving -= flops(lambda: learn(features, 1))
-            kept = saved_bytes(lambda: learn(features, 1), around)
-            once = flops(lambda: learn(features, phase.split))
+            proving = flops(lambda: learn(features))  # in the first step, whether calls can be cut; no later update does
+            proving -= flops(lambda: learn(features))
+            kept = saved_bytes(lambda: learn(features), around)
+            like: dict[tuple[int, ...], list[int]] = {}  # sub-batches of the same sizes cost the same
+            for index in range(min(phase.split, features.rows)):
+                like.setdefault(features.sizes(index, phase.split), []).append(index)
+            once = sum(len(same) * flops(partial(learn, features, same[0])) for same in like.values())
             return StepCost((complete if step == 0 else flops(record)) + proving + phase.reuse * once, held + kept)
 
     def _trained(self) -> list[Tensor]:
