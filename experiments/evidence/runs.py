@@ -40,7 +40,7 @@ def runs(
 ) -> list[Run]:
     """Return arms x groups x seeds of a setting; the seed varies slowest, so that an interrupted grid has complete seeds.
 
-    `only` and `group` select arms and groups by a part of their name. `one_rate` is a tuned.json whose rate for student-only
+    `only` selects arms by parts of their names, `group` groups by a part of theirs. `one_rate` is a tuned.json whose rate for student-only
     training all arms get (the paper's protocol). `alone` notes that nothing else runs on the machine. `data` is SEGUE_DATA.
     """
     if data:
@@ -53,7 +53,7 @@ def runs(
         for case in found.cases
         if group in case.group
         for arm in arms_of(case.start)
-        if only in arm.name
+        if any(part in arm.name for part in only.split(","))
     ]
     return _at_one_rate(made, Path(one_rate)) if one_rate else made
 

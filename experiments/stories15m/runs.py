@@ -4,7 +4,7 @@ Command:  segue grid experiments/stories15m --out runs/stories15m --workers 2 -o
           python -m experiments.stories15m.report runs/stories15m    (without a folder: from the committed results)
 Needs:    the model's folder and its own texts, made by model.py and sample.py in this folder.
 Runtime:  60 runs, two to three minutes of one thread each.
-Expected: docs/results.md; results/ holds what its tables are made of.
+Expected: docs/single-experiments.md; results/ holds what its tables are made of.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from tests.helpers.processes import ROOT
 
 
 def test_the_page_shows_the_committed_results() -> None:
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "single-experiments.md").read_text(encoding="utf-8")
     rows = [line for line in report.markdown(*report.kept()).splitlines() if line.startswith("| ")]
     assert len(rows) == 10
     assert [row for row in rows if row not in page] == []

@@ -7,12 +7,13 @@ import re
 from dataclasses import replace
 
 import pytest
-from experiments.evidence import claims, judges, keep, measures, tables
+from experiments.evidence import claims, judges, keep, measures, page, tables
 from experiments.evidence.arms import OURS, OUTSIDE, Start, eight, further
 from experiments.evidence.judges import Evidence, Finding
 from experiments.evidence.runs import ONE_RATE, runs
 from experiments.evidence.settings import SETTINGS
 from experiments.recipes import runs as recipes
+from PIL import Image
 
 from segue import methods
 from segue.errors import ConfigError
@@ -180,10 +181,35 @@ def test_four_seeds_judge_nothing(digits):
 
 def test_the_tables_have_the_numbers_of_the_page_of_results(digits):
     text = tables.markdown([digits])
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "single-experiments.md").read_text(encoding="utf-8")
     assert "| local_fit | 5 | 160 GFLOPs | 160 GFLOPs | 95.8 ± 0.3 |" in text
     assert "| 95.8 ± 0.3 % | 91.4 ± 0.2 % | 160 GFLOPs | 160 GFLOPs |" in page
     assert "0.753 (0.642 to 0.884) times the work of halo" in text
+
+
+def test_the_page_says_what_each_arm_needs(digits):
+    rows = {row.split(" | ")[0].strip("| *"): row for row in page.table(digits)[2:]}
+    assert len(rows) == 12
+    assert "| 160 GFLOPs | 160 GFLOPs | 95.8 ± 0.3 % | " in rows["Local fit 20 % x 4 of 4 parts, jump"]
+    halo = rows["Local fit 50 %, jump (HALO's shape)"]
+    assert halo.endswith("| 213 GFLOPs (182 to 250) | never in 1 of 5 | 95.3 ± 0.5 % | 0.753 (0.642 to 0.884) |")
+    assert rows["KL + CE"].endswith("| never | never | 87.6 ± 2.4 % | at most 0.134 |")
+    ratio = ["Local fit 50 %, jump (HALO's shape)", "213 GFLOPs (182 to 250)", "0.753 (0.642 to 0.884)"]
+    assert page.summary([digits])[2].split(" | ")[3:6] == ratio
+
+
+def test_the_page_of_results_is_that_of_the_committed_results(evidence):
+    places = page.shown(evidence)
+    assert places
+    _, inside, _ = page.parts(page.PAGE.read_text(encoding="utf-8"))
+    assert inside.strip() == page.markdown(places).strip()
+    assert all(page.figure_of(place.setting).is_file() for place in places)
+
+
+def test_the_figure_of_a_setting_has_a_row_for_each_group(digits, tmp_path):
+    one, two = (page.draw([digits] * count, tmp_path / f"{count}.png") for count in (1, 2))
+    with Image.open(one) as first, Image.open(two) as second:
+        assert (second.width, second.height) == (first.width, 2 * first.height)
 
 
 def test_what_is_kept_has_no_path_of_the_machine(digits, tmp_path):

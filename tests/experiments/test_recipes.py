@@ -45,7 +45,7 @@ def test_the_page_has_the_numbers_of_the_committed_results():
     summary = summarize(results.read_all(Path(recipes.__file__).parent / "results"))
     group = summary.groups[0]
     shown = {column.key: column for column in columns(group, summary.score_format)}
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "single-experiments.md").read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "")
     assert {len(method.seeds) for method in group.methods} == {5}
     for method in group.methods:

@@ -12,7 +12,7 @@ from tests.helpers.processes import ROOT
 
 
 def test_the_page_shows_the_committed_results() -> None:
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "single-experiments.md").read_text(encoding="utf-8")
     lines = [line for line in report.markdown(records.read_all(report.KEPT)).splitlines() if line]
     assert [line for line in lines if line not in page] == []
 
