@@ -33,15 +33,16 @@ def runs(
     seeds: int = 5,
     steps: int | None = None,
     only: str = "",
-    group: str = "",
+    group: str | int = "",  # the command line reads 100 as a number
     one_rate: str = "",
     alone: bool = False,
     data: str = "",
 ) -> list[Run]:
     """Return arms x groups x seeds of a setting; the seed varies slowest, so that an interrupted grid has complete seeds.
 
-    `only` selects arms by parts of their names, `group` groups by a part of theirs. `one_rate` is a tuned.json whose rate for student-only
-    training all arms get (the paper's protocol). `alone` notes that nothing else runs on the machine. `data` is SEGUE_DATA.
+    `only` selects arms by parts of their names, `group` groups by a part of theirs. `one_rate` is a tuned.json whose rate for
+    student-only training all arms get (the paper's protocol). `alone` notes that nothing else runs on the machine. `data` is
+    SEGUE_DATA.
     """
     if data:
         os.environ["SEGUE_DATA"] = data
@@ -51,7 +52,7 @@ def runs(
         _run(found, case, arm, seed, steps, alone)
         for seed in range(seeds)
         for case in found.cases
-        if group in case.group
+        if str(group) in case.group
         for arm in arms_of(case.start)
         if any(part in arm.name for part in only.split(","))
     ]

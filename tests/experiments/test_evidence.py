@@ -16,6 +16,7 @@ from experiments.recipes import runs as recipes
 from PIL import Image
 
 from segue import methods
+from segue.cli.arguments import name_values
 from segue.errors import ConfigError
 from segue.lab.config import config_hash
 from segue.lab.experiment import Experiment
@@ -256,5 +257,10 @@ def test_seconds_are_those_of_runs_that_had_the_machine_for_themselves(digits):
     assert "times the work of `dcr_dfg`" in finding.text
 
 
-def test_a_group_can_be_left_out():
+def test_groups_and_arms_can_be_left_out():
     assert {run.group for run in runs("minilm", seeds=1, group="Linear")} == {"Linear attention"}
+    options = name_values(["setting=fashion", "group=100", "only=halo,theseus"])  # as the command line reads them
+    assert {(run.group, run.method) for run in runs(seeds=1, **options)} == {
+        ("100 % of the data", "halo"),
+        ("100 % of the data", "theseus"),
+    }
