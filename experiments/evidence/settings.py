@@ -70,7 +70,7 @@ def fashion() -> Setting:
         Case(group="100 % of the data", start=start),
         Case(group="2 % of the data", start=start, data_fraction=0.02),
     )
-    return Setting(preset=replace(presets.small("fashion-mnist"), name="fashion", evaluations=16, diagnostics=()), cases=cases)
+    return Setting(preset=replace(presets.small("fashion-mnist"), name="fashion", evaluations=32, diagnostics=()), cases=cases)
 
 
 def cifar100_model(weights: str | None = None) -> SmallViT:
