@@ -23,7 +23,6 @@ FOLDERS = {  # of committed results, by setting
     RECIPES: ROOT / "experiments" / "recipes" / "results",
     **{name: ROOT / "experiments" / "evidence" / "results" / name for name in (*SETTINGS, ALONE)},
 }
-OLD_NAMES = {"local_fit": "fit_4x4_jump", "halo": "halo_50", "fit_adaptive": "fit_adaptive_kl"}  # in experiments/recipes
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,11 @@ class Evidence:
 
 def places_of(setting: str, results: list[Result]) -> list[Place]:
     """Group results by group, arm and seed."""
-    names = {old: new for new, old in OLD_NAMES.items()} if setting == RECIPES else {}
     groups: dict[str, dict[str, Runs]] = {}
     for result in results:
         info = result.run_info
         group = f"{info.experiment}, {info.group}" if setting == ALONE else info.group
-        groups.setdefault(group, {}).setdefault(names.get(info.method, info.method), {})[info.seed] = result
+        groups.setdefault(group, {}).setdefault(info.method, {})[info.seed] = result
     return [Place(setting, group, arms) for group, arms in groups.items()]
 
 
@@ -132,7 +130,8 @@ def _earlier(place: Place, ours: str, theirs: str, fraction: float, factor: floa
     ratio = work_ratio(mine, other, fraction, axis)
     counts = f"`{ours}` holds {100 * fraction:.0f} % in {reached[0]} of {len(seeds)} seeds, `{theirs}` in {reached[1]}"
     if ratio is None:
-        return Finding(place.name, len(seeds), "refuted" if reached[1] > reached[0] else "open", counts)
+        later = reached[1] == len(seeds)  # theirs always gets there, ours not
+        return Finding(place.name, len(seeds), "refuted" if later else "open", counts)
     bound = "at most " if reached[1] < len(seeds) else ""
     outcome: Outcome = "confirmed" if ratio["high"] < factor else "refuted" if ratio["low"] > factor and not bound else "open"
     return Finding(place.name, len(seeds), outcome, f"{bound}{_ratio(ratio)} times the work of `{theirs}`; {counts}")

@@ -3,7 +3,7 @@
 Command:  segue tune experiments/evidence -o setting=digits --trials 6 --steps-share 0.25 --out runs/evidence/digits_tune
           segue grid experiments/evidence -o setting=digits --tuned runs/evidence/digits_tune/tuned.json --out DIR
 Runtime:  at most five minutes of one thread a run; README.md has the order, the number and the time of each.
-Expected: not measured yet, except on digits by experiments/recipes.
+Expected: docs/results.md; results/ holds what its tables are made of.
 """
 
 from __future__ import annotations

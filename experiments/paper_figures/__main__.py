@@ -2,7 +2,7 @@
 
 Command:  python -m experiments.paper_figures    (writes into this folder; --results FOLDER for others, --out DIR)
 
-The results are those of CIFAR-100 if they are committed, else those of experiments/recipes, which have not every method.
+The results are those of CIFAR-100 if they are committed, else those of digits.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def table(place: Place) -> str:
 
 def build(results: Path, out: Path) -> list[Path]:
     """Write the figures and the table of the first group of some results; return their files."""
-    place = places_of("recipes" if results == FOLDERS["recipes"] else results.name, records.read_all(results))[0]
+    place = places_of(results.name, records.read_all(results))[0]
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     with figures.settings():
@@ -137,7 +137,7 @@ def build(results: Path, out: Path) -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = FOLDERS["cifar100"] if FOLDERS["cifar100"].is_dir() else FOLDERS["recipes"]
+    known = FOLDERS["cifar100"] if FOLDERS["cifar100"].is_dir() else FOLDERS["digits"]
     parser.add_argument("--results", type=Path, default=known, help="Folder of packed results.")
     parser.add_argument("--out", type=Path, default=HERE, help="Folder of the figures and the table.")
     options = parser.parse_args()

@@ -36,7 +36,7 @@ def evidence():
 
 @pytest.fixture(scope="module")
 def digits(evidence):
-    (place,) = (place for place in evidence.places if place.setting == "recipes")
+    (place,) = (place for place in evidence.places if place.setting == "digits")
     return place
 
 
@@ -131,7 +131,7 @@ def test_what_tests_confirm_is_tested():
 
 def test_the_numbers_are_those_of_the_report(digits):
     group = summarize([run for runs in digits.arms.values() for run in runs.values()]).groups[0]
-    method = group.method("fit_4x4_jump")
+    method = group.method("local_fit")
     spent = [measures.work(run, 0.95).spent for run in digits.arms["local_fit"].values()]
     assert sorted(spent)[2] == method.held[1].flops.median
     final = [measures.final(run) for run in digits.arms["local_fit"].values()]
@@ -180,23 +180,34 @@ def test_four_seeds_judge_nothing(digits):
     assert judges.higher("dcr_dfg", "student_only")(Evidence((few,))) == []
 
 
-def test_the_tables_have_the_numbers_of_the_page_of_results(digits):
+def test_a_claim_is_refuted_by_all_seeds_and_not_by_one(digits):
+    (few,) = judges.earlier("dcr", "distillation")(Evidence((digits,)))
+    assert few.text == "`dcr` holds 95 % in 0 of 5 seeds, `distillation` in 1"
+    assert few.outcome == "open"
+
+
+def test_the_tables_have_the_medians_of_the_report(digits):
     text = tables.markdown([digits])
-    page = (ROOT / "docs" / "single-experiments.md").read_text(encoding="utf-8")
-    assert "| local_fit | 5 | 160 GFLOPs | 160 GFLOPs | 95.8 ± 0.3 |" in text
-    assert "| 95.8 ± 0.3 % | 91.4 ± 0.2 % | 160 GFLOPs | 160 GFLOPs |" in page
-    assert "0.753 (0.642 to 0.884) times the work of halo" in text
+    assert "| local_fit | 5 | 32.6 GFLOPs | 65.2 GFLOPs | 95.7 ± 0.3 |" in text
+    assert "0.163 (0.0599 to 0.441) times the work of halo" in text
 
 
 def test_the_page_says_what_each_arm_needs(digits):
     rows = {row.split(" | ")[0].strip("| *"): row for row in page.table(digits)[2:]}
-    assert len(rows) == 12
-    assert "| 160 GFLOPs | 160 GFLOPs | 95.8 ± 0.3 % | " in rows["Local fit 20 % x 4 of 4 parts, jump"]
-    halo = rows["Local fit 50 %, jump (HALO's shape)"]
-    assert halo.endswith("| 213 GFLOPs (182 to 250) | never in 1 of 5 | 95.3 ± 0.5 % | 0.753 (0.642 to 0.884) |")
-    assert rows["KL + CE"].endswith("| never | never | 87.6 ± 2.4 % | at most 0.134 |")
-    ratio = ["Local fit 50 %, jump (HALO's shape)", "213 GFLOPs (182 to 250)", "0.753 (0.642 to 0.884)"]
-    assert page.summary([digits])[2].split(" | ")[3:6] == ratio
+    assert len(rows) == 8
+    ours, halo = "24.3 GFLOPs (14.8 to 40)", "150 GFLOPs (75 to 299)"
+    assert f"| {ours} | 70.7 GFLOPs (56.5 to 88.5) | 95.7 ± 0.3 % | " in rows["Local fit in sub-batches, jump"]
+    ratio = "0.163 (0.0599 to 0.441)"
+    assert rows["HALO-style: local fit, jump"].endswith(f"| {halo} | never in 1 of 5 | 95.4 ± 1.5 % | {ratio} |")
+    assert rows["KL"].endswith("| never in 4 of 5 | never | 89.3 ± 2.6 % | at most 0.0218 (0.0119 to 0.0399) |")
+    assert page.summary([digits])[2].split(" | ")[2:6] == [ours, "HALO-style: local fit, jump", halo, ratio]
+
+
+def test_the_front_page_has_the_numbers_of_the_committed_results(digits):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "")
+    for arm in ("student_only", "distillation", "dcr_dfg", "halo", "local_fit"):
+        cells = page.table(digits)[2 + page.in_order(digits).index(arm)].split(" | ")
+        assert f"| {cells[3]} | {cells[1]} |" in readme
 
 
 def test_the_page_of_results_is_that_of_the_committed_results(evidence):
