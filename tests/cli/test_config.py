@@ -30,6 +30,10 @@ def test_a_saved_configuration_is_the_run_that_the_options_describe(tmp_path):
     assert {each.name for each in tmp_path.iterdir()} == {"a.toml"}, "nothing is trained"
 
 
+def test_a_run_without_a_method_takes_the_recipe_that_the_evidence_chose():
+    assert configured(None, NOTHING, {}) == presets.demo().run(variants.ALL["local_fit"], seed=0)
+
+
 def test_a_short_file_stands_on_the_preset_and_the_command_line_wins(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("method: dcr\nseed: 4\nrecipe:\n  lr: 0.5\n")

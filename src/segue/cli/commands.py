@@ -189,7 +189,7 @@ def run(
     method: Annotated[
         str | None,
         typer.Option(
-            help="Replacement method; `segue methods` lists them. By default dcr_dfg.",
+            help="Replacement method; `segue methods` lists them. By default local_fit.",
             autocompletion=completion(variants),
         ),
     ] = None,

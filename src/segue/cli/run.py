@@ -39,7 +39,7 @@ def _from_preset(given: dict[str, Any], data: dict[str, Any]) -> Run:
     for field in FROM_FILE:
         given = {**given, field: data.get(field) if given[field] is None else given[field]}
     name = given["method"] if given["method"] in (None, *variants.ALL) or "plan" not in data else None
-    found = variants.find(["dcr_dfg" if name is None else str(name)])
+    found = variants.find(["local_fit" if name is None else str(name)])
     if len(found) > 1:
         raise ConfigError(
             f"{name!r} stands for {len(found)} methods.", "A run has one method.", "`segue grid` trains many runs."
