@@ -28,7 +28,7 @@ def __dir__() -> list[str]:
 
 NEAR = 0.6  # the likeness, from 0 to 1, from which a name is offered as a correction
 SHORTEST_PART = 3  # the fewest letters that are looked for inside names
-FEW = 5  # so many names are listed even if none is near
+FEW = 12  # so many names are listed even if none is near
 # what a terminal obeys instead of showing it: control characters, changes of the direction of writing; and broken UTF-8
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 

@@ -105,7 +105,7 @@ def test_what_is_not_a_method_gets_three_lines(text, found):
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("LogitDistilation", "Nearest names: LogitDistillation"), ("-1", "at least 0"), ("Blend", "names is similar")],
+    [("LogitDistilation", "Nearest names: LogitDistillation"), ("-1", "at least 0"), ("Blend", "The only names are")],
 )
 def test_what_is_not_a_loss_gets_three_lines(text, found):
     with pytest.raises(ConfigError) as caught:

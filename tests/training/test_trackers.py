@@ -73,6 +73,21 @@ def test_other_trackers_get_the_image_as_their_calls_take_it():
     assert len(many.images) == 1  # only one process logs
 
 
+def test_wandb_writes_to_the_folder_of_the_run(tmp_path, monkeypatch):
+    """Its own default is the working directory: --out would not hold everything that a run writes."""
+    from accelerate import Accelerator
+
+    given = []
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    monkeypatch.setattr(Accelerator, "init_trackers", lambda self, *_, init_kwargs, **__: given.append(init_kwargs))
+    plan = segue.methods.dcr(sites=SITES)
+    fit(Net(), plan, steps=2, evaluations=1, validation=VALIDATION, folder=tmp_path, trackers=["tensorboard"])
+    assert given == [{"wandb": {"dir": str(tmp_path)}}]
+    monkeypatch.setenv("WANDB_DIR", "elsewhere")
+    assert trackers.tracker_settings(str(tmp_path)) == {}
+    assert trackers.tracker_settings(None) == {}
+
+
 def test_what_was_not_measured_or_is_not_finite_is_left_out():
     sites = ["a", "b"]
     assert trackers.by_site([{"step": 0}], "cosine", sites) is None

@@ -55,4 +55,6 @@ def test_a_part_of_a_name_comes_before_its_spelling():
 
 def test_a_few_names_are_listed_even_if_none_is_near():
     assert nearest("label", ["sentence", "target"]) == "The only names are: sentence, target."
+    settings = ["budget", "back", "divergence", "every", "fastest", "memory", "spike", "until"]  # a dataclass's fit on a line
+    assert nearest("tolerance", settings) == f"The only names are: {', '.join(settings)}."
     assert nearest("x", []) == "There are no names to choose from."

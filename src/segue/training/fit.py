@@ -43,6 +43,7 @@ from segue.training.recipe import Recipe
 from segue.training.resume import Checkpoints, Interruption, settings_of
 from segue.training.tasks import LossFn, Scores, output_mask, require_gradient, task_loss
 from segue.training.teacher_cache import TeacherCache
+from segue.training.trackers import tracker_settings
 from segue.training.undo import Undo, remove_released
 from segue.training.weights import FiniteWeights
 
@@ -213,7 +214,9 @@ def _run(
     monitor.log.rewind(loop.done if checkpoints.exist else -1)
     loop.processes.wait()
     if loop.accelerator.log_with:
-        loop.accelerator.init_trackers("segue", config={"total_steps": loop.total})
+        loop.accelerator.init_trackers(
+            "segue", config={"total_steps": loop.total}, init_kwargs=tracker_settings(loop.accelerator.project_dir)
+        )
     pauses = sum(step > loop.done for step in evaluations) + (loop.done == 0)
     with Interruption() as interruption, closing(shown(done=loop.done, pauses=pauses)) as progress:
         silent = progress.name is None and checkpoints.folder is None  # as in a rehearsal, whose caller knows better

@@ -5,6 +5,7 @@ All of it goes through Accelerate's own calls. Only TensorBoard has one for hist
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,11 @@ BINS = 40
 SHOWN_SITES = 24  # names beside a map
 IMAGE = "sites"
 ONE_IMAGE = ("aim", "clearml")  # their calls take an image, those of the others a list of images
+
+
+def tracker_settings(folder: str | None) -> dict[str, dict[str, Any]]:
+    """Return by tracker the settings that keep its files in the folder of the run; without them W&B writes where one stands."""
+    return {} if folder is None or "WANDB_DIR" in os.environ else {"wandb": {"dir": folder}}
 
 
 def send(accelerator: Any, history: Sequence[Mapping[str, Any]], handover: Handover, step: int) -> None:

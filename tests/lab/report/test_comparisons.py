@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+from experiments.recipes.runs import ADAPTIVE, JUMP, RAMP, fitted, phased
 
+from segue import methods
 from segue.errors import ConfigError
+from segue.lab.config import to_dict
 from segue.lab.report import answer, comparisons, findings
 from segue.lab.report.comparisons import compare, standings
 from segue.lab.report.summary import Group, summarize
 from segue.reporting.statistics import average_ranks, estimate, holm, paired_difference
+from segue.schedules import Piecewise
 from tests.lab.report.saved_runs import grid, scored
 
 METHODS = ("student_only", "distillation", "theseus", "theseus_gumbel", "dcr", "dcr_dfg")
@@ -57,6 +63,32 @@ def test_the_best_other_method_is_none_of_our_own():
     (said,) = [line for line in answer.answer(summary) if "best other method" in line]
     assert f"the best other method, {theseus}," in said
     assert local_fit not in said
+
+
+@pytest.mark.parametrize(
+    ("plan", "ours"),
+    [
+        (fitted(0.2, JUMP, split=4, reuse=4), True),  # many updates of a batch
+        (fitted(0.2, RAMP), True),  # a blend that moves by degrees
+        (phased(ADAPTIVE), True),
+        (fitted(0.2, JUMP), False),  # a local fit as others publish it, then a jump
+        (partial(methods.dcr, schedule=Piecewise(points=((0.0, 1.0), (0.5, 1.0), (0.5, 0.0)))), False),
+        (methods.student_only, False),
+        (methods.theseus, False),
+    ],
+)
+def test_a_name_that_says_nothing_is_judged_by_its_plan(plan: Any, ours: bool):
+    config = {"plan": to_dict(plan(sites="blocks.*.attn"))}
+    made = summarize([scored([0.1, 0.5], method="fit_8", config=config), scored([0.1, 0.5], method="student_only")])
+    assert {m.method: comparisons.is_ours(m) for m in made.groups[0].methods} == {"fit_8": ours, "student_only": False}
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_published_names_keep_their_side(name: str):
+    """A variant of a published method with a plan of ours is still that method; those of ours are ours."""
+    config = {"plan": to_dict(methods.local_fit("blocks.*.attn"))}
+    (made,) = summarize([scored([0.1, 0.5], method=name, config=config)]).groups[0].methods
+    assert comparisons.is_ours(made) == (name in ("dcr", "dcr_dfg", "local_fit", "transfer"))
 
 
 @pytest.mark.parametrize("spread", [1.0, 5.0])

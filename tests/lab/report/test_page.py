@@ -303,6 +303,26 @@ def test_every_figure_is_also_a_table(visit):
     assert details.locator("table").first.locator("thead th").count() == 7  # the table follows the figure
 
 
+def test_methods_share_rows_by_the_step_where_their_work_differs(visit):
+    """Rows by work would hold one value and else dashes: no two methods spend the same."""
+    page = visit("whole")
+    page.get_by_role("button", name="FLOPs", exact=True).click()
+    details = page.locator("#figure-accuracy details")
+    details.locator("summary").click()
+    rows = details.locator("table").first.locator("tbody tr")
+    rows.first.wait_for()
+    assert rows.count() == 11
+    assert re.fullmatch(r"step \d+", rows.last.locator("th").inner_text())
+    cells = rows.last.locator("td").all_inner_texts()
+    assert all(re.fullmatch(r"\d+\.\d ± \d+\.\d %\s+\d[\d.]* [GTP]FLOPs", cell) for cell in cells), cells
+    assert len({cell.split("\n")[-1] for cell in cells}) > 1
+    pareto = page.locator("#figure-pareto details")
+    pareto.locator("summary").click()
+    pareto.locator("tbody tr").first.wait_for()
+    assert "\u2013" not in pareto.locator("tbody").inner_text()
+    assert pareto.locator("thead th").all_inner_texts() == ["Method", "work", "accuracy"]
+
+
 def test_runs_show_their_configuration(visit):
     page = unfolded(visit("single"))
     page.locator("#runs > details > summary").click()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from segue import methods
 from segue.lab.config import to_dict
 from segue.lab.report import settings, tables
 from segue.lab.report.answer import answer
@@ -81,6 +82,18 @@ def test_settings_are_compared_and_only_differences_are_shown():
     every = {path for _, pairs in (most, theseus, dcr, dcr_dfg) for path, _ in pairs}
     assert not {path for path in every if "seed" in path or path in ("label", "method", "recipe.lr", "task")}
     assert settings.differences(summarize([with_config("dcr")]).groups[0]) == []
+
+
+def test_what_differs_inside_phases_is_not_cut_off():
+    plan = to_dict(methods.local_fit("blocks.*.attn", split=4, reuse=3))
+    fitted = with_config("dcr")
+    fitted.run_info.config["plan"] = plan
+    fitted = replace(fitted, run_info=replace(fitted.run_info, method="fit", label="Fit"))
+    rows = settings.differences(summarize([fitted, with_config("theseus")]).groups[0])
+    phases = dict(next(pairs for label, pairs in rows if label == "Fit"))["plan.phases"]
+    assert "split=4, reuse=3" in phases
+    assert "name=students alone" in phases
+    assert len(phases) < settings.LONGEST
 
 
 def test_events_of_the_guard_and_of_alpha_are_rows():

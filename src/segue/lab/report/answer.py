@@ -53,7 +53,7 @@ def _ended(group: Group, summary: Summary) -> str:
         return f"Alone, the students of {name} end {ends}."
     if group.one_seed:
         return f"{name} ends highest, {ends}, but with one seed any difference may be chance."
-    other = best([one for one in group.methods if are_rivals(leader.method, one.method)], "final")
+    other = best([one for one in group.methods if are_rivals(leader, one)], "final")
     kind = "other method" if is_dcr(leader.method) else "DCR variant"
     second = "" if other is None else f"; the best {kind}, {shortened(other.label)}, at {write.estimate(other.final)}"
     return f"Alone, the students of {name} end highest, {ends}{second}; {_tested(group, leader)}."

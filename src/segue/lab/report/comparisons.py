@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import TYPE_CHECKING, Literal
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
+from segue import methods as published
 from segue.errors import ConfigError, nearest
 from segue.reporting.statistics import ALPHA, Difference, Ranks, average_ranks, holm_selected, paired_difference
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 Measure = Literal["final", "area"]
 MEASURES: tuple[Measure, ...] = ("final", "area")
 Standing = Literal["best", "like the best", "worse", "unknown"]
-OURS = ("dcr", "adaptive", "local_fit", "transfer")  # what the names of Segue's own methods and their variants have
+OURS = ("dcr", "adaptive", "local_fit", "transfer")  # what most names of Segue's own methods and their variants have
 Key = tuple[str, frozenset[str]]  # a group and two of its methods
 
 
@@ -40,14 +41,38 @@ def is_dcr(method: str) -> bool:
     return "dcr" in method.lower()
 
 
-def is_ours(method: str) -> bool:
-    """Whether a method is Segue's own, by its name: then it is no baseline. The rest are the other methods."""
-    return any(part in method.lower() for part in OURS)
+def is_ours(method: Method) -> bool:
+    """Whether a method is Segue's own, by its name or its plan: then it is no baseline. The rest are the other methods."""
+    if any(part in method.method.lower() for part in OURS):
+        return True
+    return method.method not in published.names() and any(_has_own_plan(run.run_info.config.get("plan")) for run in method.runs)
 
 
-def are_rivals(leader: str, method: str) -> bool:
+def _has_own_plan(plan: Any) -> bool:
+    """Whether a saved plan does what only Segue's methods do: many local updates of a batch, or a blend that moves by degrees.
+
+    >>> _has_own_plan({"phases": [{"local": True, "split": 4}]}), _has_own_plan({"phases": [{"local": True}]})
+    (True, False)
+    """
+    if not isinstance(plan, dict):
+        return False
+    phases = plan.get("phases") or [plan]
+    if any(phase.get("local") and max(phase.get("split", 1), phase.get("reuse", 1)) > 1 for phase in phases):
+        return True
+    blends = (plan.get("gate") or {}).get("kind") == "gates.Blend"
+    return blends and any(_is_gradual(phase.get("schedule") or {}) for phase in phases)
+
+
+def _is_gradual(schedule: dict[str, Any]) -> bool:
+    """Whether a saved schedule moves alpha by degrees, neither staying where it is nor only jumping."""
+    if schedule.get("kind") == "schedules.Piecewise":
+        return any(now[0] < later[0] and now[1] != later[1] for now, later in pairwise(schedule["points"]))
+    return schedule.get("kind") not in (None, "schedules.Constant")
+
+
+def are_rivals(leader: Method, method: Method) -> bool:
     """Whether a method is named beside the leader: beside DCR one that is not Segue's own, beside any other one of DCR's."""
-    return not is_ours(method) if is_dcr(leader) else is_dcr(method)
+    return not is_ours(method) if is_dcr(leader.method) else is_dcr(method.method)
 
 
 def best(methods: Sequence[Method], measure: Measure) -> Method | None:
@@ -86,7 +111,7 @@ def _compare(groups: Sequence[Group], measure: Measure, reference: str | None) -
     p_values: dict[Key, float | None] = {}
     shown: dict[Key, tuple[Group, Method, Method, Difference]] = {}
     for group in groups:
-        candidates = [m for m in group.methods if (not is_ours(m.method) if reference is None else m.method == reference)]
+        candidates = [m for m in group.methods if (not is_ours(m) if reference is None else m.method == reference)]
         chosen = best(candidates, measure)
         for candidate in candidates:
             for method in group.methods:

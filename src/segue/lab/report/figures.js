@@ -89,14 +89,14 @@ const Figures = (() => {
     return !figure.costs || lines().some((one) => one.overall[figure.id] !== null);
   }
 
-  function points(xs, curve) {
-    return curve === null || curve === undefined ? [] : xs.map((x, i) => [x, curve[0][i], curve[1]?.[i] ?? null]).filter((point) => point[1] !== null);
+  function points(xs, curve, steps = []) {
+    return curve === null || curve === undefined ? [] : xs.map((x, i) => [x, curve[0][i], curve[1]?.[i] ?? null, steps[i]]).filter((point) => point[1] !== null);
   }
 
   function series(read, axis, faint = "") {
     return visible().map((method) => ({
       name: faint ? `${method.label}, ${faint}` : method.label,
-      style: method, colour: colour(method), faint: Boolean(faint), bare: View.few(method.id), points: points(group().lines[method.id].x[axis], read(group().lines[method.id])),
+      style: method, colour: colour(method), faint: Boolean(faint), bare: View.few(method.id), points: points(group().lines[method.id].x[axis], read(group().lines[method.id]), group().lines[method.id].x.step),
       marks: faint ? [] : group().lines[method.id].marks[axis],
     }));
   }

@@ -259,7 +259,7 @@ def _speed(group: Group) -> list[str]:
         text += f" ({duration(_median(seconds))}, {flops(_median(work))}; medians)"
         if by_seconds[0] is not by_epochs[0]:
             text += f"; in time first by {shortened(by_seconds[0].label)}, after {duration(_median(by_seconds[1].seconds))}"
-        others = [(m, h) for m, h in reached if are_rivals(by_epochs[0].method, m.method)]
+        others = [(m, h) for m, h in reached if are_rivals(by_epochs[0], m)]
         if others:
             second = min(others, key=lambda pair: _median(pair[1].epochs))
             kind = "other method" if is_dcr(by_epochs[0].method) else "DCR variant"

@@ -6,14 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from segue.phases import Phase
+from segue.plan import Plan
 from segue.reporting.formatting import NOTHING, counted, duration, listed, shortened, significant
 from segue.reporting.records import Result
+from segue.students import Reinit
 
 if TYPE_CHECKING:
     from segue.lab.report.summary import Group
 
 OWN = ("seed", "label", "method", "choice", "name", "group")  # of each run or method: no setting to compare
 LONGEST = 220  # letters of a value
+PHASE = Plan(sites="*", student=Reinit(), phases=(Phase(name=""),)).to_dict()["phases"][0]
 EVENTS = ["Method", "Seed", "Step", "What", "Sites", "Then"]
 
 
@@ -56,11 +60,13 @@ def written(value: Any) -> str:
 
     >>> written({"kind": "gates.GumbelSoftmax", "temperature": 1.0}), written([0.5, None])
     ('GumbelSoftmax(temperature=1)', '[0.5, None]')
+    >>> written({"kind": "phases.Phase", "name": "local fit", "local": True, "split": 4, "reuse": 1, "final_lr": 0.0})
+    'Phase(name=local fit, local=True, split=4)'
     """
     if isinstance(value, dict):
-        inside = ", ".join(
-            f"{key}={written(item)}" for key, item in value.items() if key not in ("kind", "seed") and item is not None
-        )
+        usual = PHASE if value.get("kind") == PHASE["kind"] else {}  # of its fifteen settings most are as usual
+        shown = {key: item for key, item in value.items() if key not in ("kind", "seed") and item is not None}
+        inside = ", ".join(f"{key}={written(item)}" for key, item in shown.items() if key not in usual or item != usual[key])
         return f"{str(value.get('kind', '')).rpartition('.')[2]}({inside})"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(written, value))}]"

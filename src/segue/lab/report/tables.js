@@ -11,15 +11,20 @@ const Tables = (() => {
   const mark = (text) => element("span", { class: text === "best" ? "mark best" : "mark" }, text);
   const region = (name, table, kind = "scroll") => element("div", { class: kind, tabindex: "0", role: "region", "aria-label": name }, table);
 
-  // The values of a figure's panels, as a table each.
+  // The values of a figure's panels, as a table each. Methods that spend unlike work for a step share rows by the step.
   function dataTable(panel) {
     const shown = panel.series.filter((one) => one.points.length && !one.thin);
-    const places = [...new Set(shown.flatMap((one) => one.points.map((point) => point[0])))].sort((a, b) => a - b);
-    const values = shown.map((one) => new Map(one.points.map((point) => [point[0], panel.read(point[1], point[2])])));
     const place = (value) => (panel.axis === "site" ? panel.sites[value] : AXES[panel.axis].read(value));
+    const different = (at) => [...new Set(shown.flatMap((one) => one.points.map((point) => point[at])))].sort((a, b) => a - b);
+    const steps = !panel.scatter && panel.axis !== "site" && different(0).length > Math.max(0, ...shown.map((one) => one.points.length));
+    const read = (point) => [panel.read(point[1], point[2]), steps ? element("small", {}, place(point[0])) : null];
+    const values = shown.map((one) => new Map(one.points.map((point) => [point[steps ? 3 : 0], read(point)])));
+    const rows = panel.scatter ? shown.map((one) => [one.name, ...one.points.flatMap((point) => [[place(point[0])], read(point)])])
+      : different(steps ? 3 : 0).map((at) => [steps ? AXES.step.read(at) : place(at), ...values.map((of) => of.get(at) ?? ["–"])]);
+    const headings = panel.scatter ? [panel.title || "Method", AXES[panel.axis].label, panel.yName] : [panel.title || AXES[steps ? "step" : panel.axis].label, ...shown.map((one) => one.name)];
     return region(panel.name, element("table", {}, element("caption", { class: "unseen" }, panel.name),
-      element("thead", {}, element("tr", {}, element("th", { scope: "col" }, panel.title || AXES[panel.axis].label), ...shown.map((one) => element("th", { scope: "col" }, one.name)))),
-      element("tbody", {}, ...places.map((value) => element("tr", {}, element("th", { scope: "row" }, place(value)), ...values.map((of) => element("td", {}, of.get(value) ?? "–")))))), "scroll tall");
+      element("thead", {}, element("tr", {}, ...headings.map((text) => element("th", { scope: "col" }, text)))),
+      element("tbody", {}, ...rows.map(([name, ...cells]) => element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((cell) => element("td", {}, ...cell)))))), "scroll tall");
   }
 
   function mapTable(map) {
