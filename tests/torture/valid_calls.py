@@ -358,7 +358,7 @@ NOT_CALLED_BY_USERS = {
     r"segue\.diagnostics\.(Cost|CurvatureBias|GateDistribution|GateGradientVariance|LossPath)(\..*)?": RESULT,
     r"segue\.(training\.fit\.Fit|core\.verify\.\w+|core\.calibrate\.Fitted)(\..*)?": RESULT,
     r"segue\.(lab\.grid\.Outcome|similarity\.Similarity)": RESULT,
-    r"segue\.core\.local_fit\.Features(\.(loss|observe))?": "made by handover.features(), and used by segue.fit",
+    r"segue\.core\.local_fit\.Features(\.(loss|observe|sizes))?": "made by handover.features(), and used by segue.fit",
     r"segue\.planning\.(Choice|ChosenHeads|Planned|Replanned)(\..*)?": RESULT,
     r"segue\.students\.PerSite\.of": CONTRACT,
     r"segue\.reporting\.records\.(Result|RunInfo|TrainInfo|Point)": RESULT,
