@@ -103,15 +103,19 @@ def earlier(ours: str, theirs: str, *, fraction: float = 0.95, factor: float = 1
     return judge
 
 
+def best_published(place: Place, ours: str, fraction: float = 0.95) -> str | None:
+    """Return the arm from outside that holds a fraction of the teacher with the least work."""
+    known = [name for name in OUTSIDE if place.has(ours, name)]
+    return min(known, key=lambda name: sum(_until(run, fraction) for run in place.arms[name].values()), default=None)
+
+
 def earlier_than_all_published(ours: str, *, fraction: float = 0.95, factor: float = 0.5) -> Judge:
     """Claim: one arm needs at most a factor of the work of the best arm from outside."""
 
     def judge(evidence: Evidence) -> list[Finding]:
         found = []
         for place in evidence.of(ours):
-            known = [name for name in OUTSIDE if place.has(ours, name)]
-            if known:
-                best = min(known, key=lambda name: sum(_until(run, fraction) for run in place.arms[name].values()))
+            if (best := best_published(place, ours, fraction)) is not None:
                 found.append(_earlier(place, ours, best, fraction, factor, "flops"))
         return found
 

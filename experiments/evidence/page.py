@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from experiments.evidence.arms import OURS, OUTSIDE
-from experiments.evidence.judges import ALONE, RECIPES, ROOT, Evidence, Place
+from experiments.evidence.arms import OURS
+from experiments.evidence.judges import ALONE, RECIPES, ROOT, Evidence, Place, best_published
 from experiments.evidence.measures import FINAL, Runs, work
 from segue.lab.report import figures
 from segue.lab.report.curves import Line, gather
@@ -97,10 +97,8 @@ def summary(places: list[Place]) -> list[str]:
     rows = []
     for place in places:
         ours = place.arms[OURS]
-        best = min(
-            (name for name in OUTSIDE if place.has(OURS, name)),
-            key=lambda name: (spent(place.arms[name])[1], sum(work(run, 0.95).spent for run in place.arms[name].values())),
-        )
+        if (best := best_published(place, OURS)) is None:
+            continue
         cells = [_work(ours, 0.95), label(place, best), _work(place.arms[best], 0.95), _against(place, best)]
         rows.append([place.name, percent(place.teacher), *cells, f"{_final(ours)}; {_final(place.arms[best])}"])
     heads = ["setting", "teacher", "local fit", "best other method", "its work", "ratio", "both at the end"]
