@@ -39,6 +39,7 @@ class Start:
     lr: float | Rates  # of a run in one phase
     fit: float | Rates = 4e-3  # of a local fit
     after: float | Rates = 1e-3  # of what follows a local fit
+    then: dict[str, Any] = field(default_factory=dict)  # more settings of what follows a local fit
     hold: float = 0.2  # the part of a run that is our local fit
     updates: dict[str, int] = field(default_factory=lambda: {"split": 16})  # of our local fit, from each forward: sixteen
     distill: LogitDistillation = field(default_factory=LogitDistillation)
@@ -121,15 +122,19 @@ def _only(start: Start) -> Callable[..., Plan]:
     return phased(Phase(name="local fit", local=True, task=0.0, lr=start.fit, weight_decay=0.0, **start.updates), distill=None)
 
 
+def _next(start: Start, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"lr": start.after, "task": start.labels, **start.then, **settings}
+
+
 def _jump(start: Start, **settings: Any) -> Phase:
-    return Phase(name="students alone", **{"lr": start.after, "task": start.labels, **settings})
+    return Phase(name="students alone", **_next(start, settings))
 
 
 def _ramp(start: Start, **settings: Any) -> Phase:
     """Hand over on the paper's schedule; the guidance falls with alpha."""
-    return Phase(name="handover", schedule=aggr20(), **{"lr": start.after, "task": start.labels, **settings})
+    return Phase(name="handover", schedule=aggr20(), **_next(start, settings))
 
 
 def _adaptive(start: Start, **settings: Any) -> Phase:
     """Hand over as the interface allows; the guidance falls with alpha."""
-    return Phase(name="handover", schedule=Adaptive(), **{"lr": start.after, "task": start.labels, **settings})
+    return Phase(name="handover", schedule=Adaptive(), **_next(start, settings))

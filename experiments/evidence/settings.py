@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.evidence.arms import Start
 from experiments.evidence.stories import HeldOutStories
-from experiments.stories15m.runs import KL, RATES, WINDOW
+from experiments.stories15m.runs import AFTER_FIT, KL, RATES, WINDOW
 from segue.data.augment import CropFlip
 from segue.data.digits import Digits
 from segue.data.torchvision import Torchvision
@@ -150,7 +150,14 @@ def stories() -> Setting:
         diagnostics=(),
     )
     start = Start(  # as `segue convert` does, most of the run is a local fit; sixteen updates: a batch has four texts
-        lr=RATES, fit=RATES, after=RATES, distill=KL, labels=0.0, hold=0.75, updates={"split": 4, "reuse": 4}
+        lr=RATES,
+        fit=RATES,
+        after=AFTER_FIT,
+        then={"fresh": True, "warmup": 0.1},
+        hold=0.75,
+        updates={"split": 4, "reuse": 4},
+        distill=KL,
+        labels=0.0,
     )
     return Setting(preset=preset, cases=(Case(start=start, plan={"student": WindowedLinear(**WINDOW)}),))
 

@@ -20,7 +20,7 @@ class Fidelity(NextToken):
 
     def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the mean over each text."""
-        found = super().scores(model, batch)
+        found = self.compared(model, batch)
         return {**found, "fidelity": (-found["kl"]).exp()}
 
 

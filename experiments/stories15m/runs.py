@@ -73,6 +73,10 @@ class NextToken:
 
     def scores(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the mean over each text."""
+        return {**self.compared(model, batch), "recall": self._recall(model, batch["input_ids"])}
+
+    def compared(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the scores that need one forward of the text."""
         ids = batch["input_ids"]
         ours = logits_of(model, ids).log_softmax(-1)
         theirs = original_predictions(self.folder, tuple(ids.shape), ids.cpu().numpy().tobytes()).to(ids.device)
@@ -80,7 +84,6 @@ class NextToken:
             "agreement": (ours.argmax(-1) == theirs.argmax(-1)).float().mean(1),
             "kl": (theirs.exp() * (theirs - ours)).sum(-1).mean(1),
             "loss": -ours.gather(-1, ids[:, 1:, None]).mean((1, 2)),
-            "recall": self._recall(model, ids),
         }
 
     def _recall(self, model: nn.Module, ids: Tensor) -> Tensor:
