@@ -64,8 +64,8 @@ def _run(setting: Setting, case: Case, arm: Arm, seed: int, steps: int | None, a
     variant = Variant(arm.name, arm.label, arm.plan)
     run = preset.run(variant, seed=seed, data_fraction=case.data_fraction, group=case.group, **case.plan)
     recipe = replace(run.recipe, lr=arm.lr, steps=steps or run.recipe.steps)
-    evaluations = early_evaluations(recipe.steps or 0, preset.evaluations)  # dense where work to a target is decided
-    return replace(run, recipe=recipe, evaluations=evaluations, alone=alone)
+    early = early_evaluations(recipe.steps or 0, preset.evaluations)  # dense where work to a target is decided
+    return replace(run, recipe=recipe, evaluations=preset.evaluations if setting.evenly else early, alone=alone)
 
 
 def _at_one_rate(runs: list[Run], tuned: Path) -> list[Run]:
