@@ -32,13 +32,25 @@ def test_the_quick_count_is_the_slow_one(name, method, student):
 
 
 @pytest.mark.parametrize("student", [Reinit(), WindowedLinear(window=4)], ids=lambda student: type(student).__name__)
-def test_a_language_model_with_grouped_queries_is_counted_quickly(student, monkeypatch):
+@pytest.mark.parametrize("settings", [{}, {"use_cache": False}], ids=["with a cache", "without"])
+def test_a_language_model_with_grouped_queries_is_counted_quickly(settings, student, monkeypatch):
     model = build(lambda: llama(tie_word_embeddings=True))
     plan = segue.methods.dcr_dfg(sites="model.layers.*.self_attn", student=student)
-    given = (plan, {"input_ids": torch.zeros(2, 7, dtype=torch.long)})
+    given = (plan, {"input_ids": torch.zeros(2, 7, dtype=torch.long), **settings})
     slow = _counted(model, *given, 10, _any_loss, values=True)
     monkeypatch.setattr(costs, "_counted", lambda *args, values: _counted(*args, values=values) if not values else None)
     assert cost(model, *given, total_steps=10) == slow
+
+
+def test_packed_texts_are_counted_by_real_steps():
+    model = build(llama)
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+    batch = {"input_ids": torch.zeros(1, 7, dtype=torch.long), "position_ids": positions, "use_cache": False}
+    plan = segue.methods.dcr_dfg(sites="model.layers.*.self_attn")
+    whole = {**batch, "position_ids": torch.arange(7)[None]}
+    packed, alone = (cost(model, plan, given, total_steps=10).student_only.saved_bytes for given in (batch, whole))
+    assert packed == _counted(model, plan, batch, 10, _any_loss, values=True).student_only.saved_bytes
+    assert packed != alone  # of packed texts a mask is kept
 
 
 class Looks(nn.Module):

@@ -19,6 +19,7 @@ from segue.core.blending import blendable, call_arguments, calling, tensors
 from segue.core.handover import Handover
 from segue.core.steps_taken import StepsTaken
 from segue.diagnostics.counting import StepCosts
+from segue.diagnostics.shapes import whole_texts
 from segue.display import Shown, Table
 from segue.errors import SegueWarning
 from segue.gates import Blend
@@ -225,7 +226,10 @@ def cost(
     """
     loss_fn = loss_fn or _any_loss
     if _has_quick_count(model):
-        with suppress(Exception):  # code that looks at values raises on the meta device; an error of the user comes again
+        with (
+            suppress(Exception),
+            whole_texts(batch),
+        ):  # code that looks at values raises on the meta device; an error of the user comes again
             return _counted(model, plan, batch, total_steps, loss_fn, steps_taken, values=False)
     return _counted(model, plan, batch, total_steps, loss_fn, steps_taken, values=True)
 

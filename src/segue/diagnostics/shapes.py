@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +50,28 @@ def fused_attention() -> Iterator[None]:
         yield
     finally:
         F.scaled_dot_product_attention = plain
+
+
+@contextmanager
+def whole_texts(batch: Any) -> Iterator[None]:
+    """Let transformers take texts on the meta device for whole ones, as their own position ids say they are.
+
+    It looks at the values of those ids. Where a batch brings ids of its own it may hold packed texts: these need values.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    if not hasattr(masks, "find_packed_sequence_indices") or (isinstance(batch, Mapping) and "position_ids" in batch):
+        yield
+        return
+    plain = masks.find_packed_sequence_indices
+
+    def find(position_ids: Tensor) -> Any:
+        return None if position_ids.is_meta else plain(position_ids)
+
+    masks.find_packed_sequence_indices = find
+    try:
+        yield
+    finally:
+        masks.find_packed_sequence_indices = plain
 
 
 def _attention(
