@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ class Start:
     lr: float | Rates  # of a run in one phase
     fit: float | Rates = 4e-3  # of a local fit
     after: float | Rates = 1e-3  # of what follows a local fit
+    after_few: float | Rates | None = None  # the same after a fit of few updates, where it has other rates
     then: dict[str, Any] = field(default_factory=dict)  # more settings of what follows a local fit
     hold: float = 0.2  # the part of a run that is our local fit
     updates: dict[str, int] = field(default_factory=lambda: {"split": 16})  # of our local fit, from each forward: sixteen
@@ -59,12 +60,13 @@ def fitted(length: float, then: Phase, *, plan: Mapping[str, Any] | None = None,
 def eight(start: Start) -> tuple[Arm, ...]:
     """Return the arms of every setting; where time is short, the last are left out first."""
     kl: Callable[..., Plan] = partial(methods.distillation, distill=start.distill)
+    few = replace(start, after=start.after_few or start.after)
     if not start.labels:
         kl = phased(Phase(name="students alone", task=0.0), distill=start.distill, guidance=None)
     return (
         Arm("student_only", "Student only", start.lr, methods.student_only),
         Arm("local_fit", "Local fit in sub-batches, jump", start.lr, _ours(start, _jump(start))),
-        Arm("halo", "HALO-style: local fit, jump", start.lr, _fit(start, _jump(start), length=0.3)),
+        Arm("halo", "HALO-style: local fit, jump", start.lr, _fit(start, _jump(few), length=0.3)),
         Arm("dcr_dfg", "DCR + DFG", start.lr, methods.dcr_dfg),
         Arm("distillation", "KL", start.lr, kl),
         Arm("dcr", "DCR", start.lr, methods.dcr),

@@ -154,6 +154,7 @@ def stories() -> Setting:
         lr=RATES,
         fit=RATES,
         after=AFTER_FIT,
+        after_few=RATES,  # a quarter of the updates: what follows has more to learn
         then={"fresh": True, "warmup": 0.1},
         hold=0.5,
         updates={"split": 4, "reuse": 4},
