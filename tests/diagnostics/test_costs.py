@@ -174,6 +174,19 @@ def test_the_references_are_models_put_together_by_hand(original, train):
         assert found.distillation.parameters == found.phases[0].parameters + size(original)
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        METHODS.dcr_dfg(sites=SITES, guidance=FeatureGuidance(schedule=Constant(alpha=1.0))),
+        METHODS.local_fit(sites=SITES, hold=1.0),
+    ],
+    ids=["guidance to the end", "a local fit to the end"],
+)
+def test_the_reference_has_no_teacher_where_the_plan_has_one_to_the_end(plan, original):
+    found = cost(original, plan, IMAGES, total_steps=TOTAL)
+    assert found.student_only == cost(original, METHODS.dcr(sites=SITES), IMAGES, total_steps=TOTAL).student_only
+
+
 REAL = {
     "dcr_dfg": METHODS.dcr_dfg(sites=SITES),
     "theseus to the end": METHODS.theseus(sites=SITES, schedule=Linear(start=0.9), seed=1),

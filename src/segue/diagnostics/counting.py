@@ -24,6 +24,7 @@ from segue.core.backbone import plain_attention
 from segue.core.blending import padding_mask
 from segue.core.handover import replace_
 from segue.core.local_fit import Features
+from segue.core.modes import Watch
 from segue.core.step_state import StepState, progress_at, step_state
 from segue.core.steps_taken import StepsTaken, site_of, work_of
 from segue.diagnostics.shapes import drop_values_, fused_attention, shape_of
@@ -295,8 +296,8 @@ class StepCosts:
         return [name for name, one in zip(self._sizes, self.taken.get(step, ()), strict=False) if site_of(one)[1]]
 
     def students_alone(self) -> StepCost:
-        """Return the cost of a step in which only students run."""
-        with self.handover.as_student():
+        """Return the cost of a step in which only students run, also where guidance keeps the teachers at work."""
+        with self.handover.recording(Watch.NOTHING), self.handover.as_student():
             return self._count(lambda: scalar(self.loss_fn(self.handover.model, self.batch)))
 
     def teacher_pass(self) -> int:
