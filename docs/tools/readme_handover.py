@@ -1,10 +1,10 @@
-"""Measure and draw the README's picture: a handover, and swap and train, on the same little data.
+"""Measure and draw the README's picture: a local fit, a handover, and swap and train, on the same little data.
 
-python docs/tools/readme_handover.py             # ten seeds: about four minutes on one core
+python docs/tools/readme_handover.py             # ten seeds: about eight minutes on one core
 python docs/tools/readme_handover.py --draw      # only the picture, from docs/figures/readme-handover.json
-python docs/tools/readme_handover.py --search    # how the setting was chosen, without the test images: about five minutes
+python docs/tools/readme_handover.py --search    # how the setting was chosen, without the test images: about nine minutes
 
-The setting is that of examples/vit_torch.py and examples/vit_segue.py; a test compares the accuracies.
+The local fit is that of examples/vit_segue.py, swap and train that of examples/vit_torch.py; a test compares the accuracies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,29 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 from small_vit import LinearAttention, accuracy, batches, digits, few, interval, pretrained  # noqa: E402
 
-STEPS, LR, COUNT, EVERY = 300, 1e-3, 100, 10
+STEPS, COUNT, EVERY = 300, 100, 10
 SLOW, ALWAYS = Linear(until=0.5), Constant(alpha=1.0)
 Data = tuple[torch.Tensor, torch.Tensor]
-SEARCHED: dict[str, dict[str, Any] | None] = {  # a schedule of the blend and one of the guidance; None: by hand
+Method = Callable[..., segue.Plan] | None  # None: by hand
+
+
+def handover(**settings: Any) -> Method:
+    """Return DCR + DFG with other settings."""
+    return partial(segue.methods.dcr_dfg, **{"guidance": segue.losses.FeatureGuidance(), **settings})
+
+
+SEARCHED: dict[str, Method] = {  # a schedule of the blend and one of the guidance
     "swap and train": None,
-    "DCR + DFG as published": {"guidance": segue.losses.FeatureGuidance()},
-    "slow, guidance fades": {"schedule": SLOW, "guidance": segue.losses.FeatureGuidance(schedule=SLOW)},
-    "guidance to the end": {"guidance": segue.losses.FeatureGuidance(schedule=ALWAYS)},
-    "slow, guidance to the end": {"schedule": SLOW, "guidance": segue.losses.FeatureGuidance(schedule=ALWAYS)},
+    "DCR + DFG as published": handover(),
+    "slow, guidance fades": handover(schedule=SLOW, guidance=segue.losses.FeatureGuidance(schedule=SLOW)),
+    "guidance to the end": handover(guidance=segue.losses.FeatureGuidance(schedule=ALWAYS)),
+    "slow, guidance to the end": handover(schedule=SLOW, guidance=segue.losses.FeatureGuidance(schedule=ALWAYS)),
 }
-CHOSEN = SEARCHED["slow, guidance to the end"]
+SHOWN: dict[str, tuple[Method, float]] = {  # each at the learning rate that suits it best in --search
+    "fit": (segue.methods.local_fit, 4e-3),
+    "handover": (SEARCHED["slow, guidance to the end"], 1e-2),
+    "swap": (None, 1e-3),
+}
 
 
 def linear(teacher: nn.Module, site: segue.Site) -> nn.Module:
@@ -50,79 +63,103 @@ def linear(teacher: nn.Module, site: segue.Site) -> nn.Module:
 def replaced(
     model: nn.Module,
     training: Data,
-    settings: dict[str, Any] | None,
+    method: Method,
     *,
     seed: int,
+    lr: float,
     steps: int = STEPS,
-    lr: float = LR,
     on_eval: Callable[[int, segue.Handover | None], None] | None = None,
 ) -> nn.Module:
-    """Give the model linear attention, by a handover or by hand, and evaluate it every few steps."""
-    handover = None
+    """Give the model linear attention, by a method or by hand, and evaluate it every few steps."""
+    running = None
     model.train()
-    if settings is None:
+    if method is None:
         torch.manual_seed(seed)
         model.requires_grad_(False)
         for block in model.blocks:
             block.attn = LinearAttention(block.attn.width, block.attn.heads)
     else:
-        plan = segue.methods.dcr_dfg(sites="blocks.*.attn", student=linear, seed=seed, **settings)
-        handover = segue.replace_(model, plan, total_steps=steps)
+        running = segue.replace_(model, method(sites="blocks.*.attn", student=linear, seed=seed), total_steps=steps)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
+    if running is not None:
+        running.schedule_rates(optimizer)  # where it has phases with rates of their own
     for step, (images, labels) in enumerate(batches(*few(*training, count=COUNT, seed=seed), steps, seed)):
         if on_eval is not None and step % EVERY == 0:
-            on_eval(step, handover)
+            on_eval(step, running)
             model.train()
-        loss = F.cross_entropy(model(images), labels) + (0.0 if handover is None else handover.aux_loss())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if handover is not None:
-            handover.step()
-    if handover is not None:
-        handover.finalize_()
+        for loss in losses(model, running, images, labels):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if running is not None:
+            running.step()
+    if running is not None:
+        running.finalize_()
     if on_eval is not None:
         on_eval(steps, None)
     return model
 
 
-def curves(settings: dict[str, Any] | None, seed: int, **changes: Any) -> tuple[list[float], list[float]]:
+def losses(
+    model: nn.Module, running: segue.Handover | None, images: torch.Tensor, labels: torch.Tensor
+) -> Iterable[torch.Tensor]:
+    """Return the losses of a step: one, or those of a local fit, each of which is an update."""
+    if running is None:
+        return [F.cross_entropy(model(images), labels)]
+    if running.phase is not None and running.phase.local:
+        with running.features(complete=False) as features:
+            model(images)
+        return features.losses()
+    return [F.cross_entropy(model(images), labels) + running.aux_loss()]
+
+
+def curves(name: str, seed: int, steps: int = STEPS) -> tuple[list[float], list[float]]:
     """Return the accuracy of the model as it runs, and of its students alone, at every evaluation."""
     training, test = digits()
     model = pretrained(training)
+    method, lr = SHOWN[name]
     blend: list[float] = []
     students: list[float] = []
 
-    def on_eval(step: int, handover: segue.Handover | None) -> None:
+    def on_eval(step: int, running: segue.Handover | None) -> None:
         blend.append(accuracy(model, *test))
-        if handover is None or not any(handover.alphas.values()):
+        if running is None or not any(running.alphas.values()):
             students.append(blend[-1])
         else:
-            with handover.as_student():
+            with running.as_student():
                 students.append(accuracy(model, *test))
 
-    replaced(model, training, settings, seed=seed, on_eval=on_eval, **changes)
+    replaced(model, training, method, seed=seed, lr=lr, steps=steps, on_eval=on_eval)
     return blend, students
 
 
 def measure(seeds: int, steps: int = STEPS) -> dict[str, Any]:
-    """Run both over the seeds."""
+    """Run every method over the seeds."""
     training, test = digits()
-    runs: dict[str, list[list[float]]] = {"blend": [], "students": [], "swap": []}
+    runs: dict[str, list[list[float]]] = {}
     for seed in range(seeds):
-        blend, students = curves(CHOSEN, seed, steps=steps)
-        swap, _ = curves(None, seed, steps=steps)
-        for name, accuracies in zip(runs, (blend, students, swap), strict=True):
-            runs[name].append(accuracies)
-        print(f"seed {seed}: handover {students[-1]:.3f}, swap and train {swap[-1]:.3f}", flush=True)
-    final = {name: [accuracies[-1] for accuracies in runs[name]] for name in ("students", "swap")}
+        for name in SHOWN:
+            blend, students = curves(name, seed, steps)
+            runs.setdefault(name, []).append(students)
+            if name == "handover":
+                runs.setdefault("blend", []).append(blend)
+        print(f"seed {seed}: " + ", ".join(f"{name} {runs[name][-1][-1]:.3f}" for name in SHOWN), flush=True)
+    final = {name: [accuracies[-1] for accuracies in runs[name]] for name in SHOWN}
+    gains = {
+        name: spread([one - by_hand for one, by_hand in zip(final[name], final["swap"], strict=True)])
+        for name in SHOWN
+        if name != "swap"
+    }
     evaluated = [*range(0, steps, EVERY), steps]
+    local, _ = segue.methods.local_fit(sites="blocks.*.attn").phases
     return {
-        "setting": {"images": COUNT, "steps": steps, "lr": LR, "seeds": seeds, "test images": len(test[0])},
+        "setting": {"images": COUNT, "steps": steps, "seeds": seeds, "test images": len(test[0])},
+        "rates": {name: lr for name, (_, lr) in SHOWN.items()},
         "teacher": round(accuracy(pretrained(training), *test), 4),
         "final": {name: spread(values) for name, values in final.items()},
-        "gain": spread([with_teacher - alone for with_teacher, alone in zip(*final.values(), strict=True)]),
+        "gain": gains,
         "final of every seed": {name: [round(value, 3) for value in values] for name, values in final.items()},
+        "jump": round(local.length * steps),
         "steps": evaluated,
         "alpha": [round(SLOW(step / steps, segue.Site("any")), 3) for step in evaluated],
         "curves": {
@@ -145,8 +182,10 @@ def search() -> None:
     print("| setting | learning rate | accuracy |\n|---|---|---|")
     tried = [(name, lr) for name in SEARCHED for lr in (1e-3, 3e-3)]
     tried += [("swap and train", 1e-2), ("slow, guidance to the end", 1e-2)]
-    for name, lr in tried:
-        models = (replaced(pretrained(seen), seen, SEARCHED[name], seed=seed, lr=lr) for seed in range(3))
+    methods = [(name, lr, SEARCHED[name]) for name, lr in tried]
+    methods += [("local fit", lr, partial(segue.methods.local_fit, lr=lr)) for lr in (1e-3, 4e-3, 1.6e-2)]
+    for name, lr, method in methods:
+        models = (replaced(pretrained(seen), seen, method, seed=seed, lr=lr) for seed in range(3))
         accuracies = [accuracy(model, *held_out) for model in models]
         print(f"| {name} | {lr:g} | {interval(accuracies)} |", flush=True)
 
@@ -155,34 +194,42 @@ def draw(measured: dict[str, Any], path: Path) -> None:
     """Draw means as lines and 95 % intervals as bands, in percent."""
     from matplotlib.figure import Figure
 
-    dark, grey, blue, light, orange = "#24292f", "#6e7781", "#0969da", "#4393e0", "#d1570c"
+    dark, grey, blue, light, orange, green = "#24292f", "#6e7781", "#0969da", "#4393e0", "#d1570c", "#1a7f37"
     figure = Figure(figsize=(12, 6), dpi=110, facecolor="white")
-    axes = figure.add_axes((0.058, 0.105, 0.765, 0.735))
-    steps, last = measured["steps"], measured["steps"][-1]
+    axes = figure.add_axes((0.058, 0.105, 0.7, 0.735))
+    steps, last, jump = measured["steps"], measured["steps"][-1], measured["jump"]
     takeover = next(step for step, alpha in zip(steps, measured["alpha"], strict=True) if alpha == 0)
 
     axes.fill_between(steps, [100 * alpha for alpha in measured["alpha"]], color=grey, alpha=0.08, linewidth=0)
     axes.axhline(100 * measured["teacher"], color=dark, linewidth=1.2, linestyle=(0, (6, 4)))
-    lines = {"swap": (orange, "-", last), "students": (light, (0, (1.6, 1)), takeover), "blend": (blue, "-", last)}
-    for name, (color, style, until) in lines.items():
+    dots = (0, (1.6, 1))
+    lines = (
+        ("swap", orange, "-", 0, last),
+        ("handover", light, dots, 0, takeover),
+        ("blend", blue, "-", 0, last),
+        ("fit", green, dots, 0, jump),
+        ("fit", green, "-", jump, last),
+    )
+    for name, color, style, begin, end in lines:
         shown = [(step, 100 * mean, 100 * half) for step, (mean, half) in zip(steps, measured["curves"][name], strict=True)]
-        x, mean, half = zip(*(point for point in shown if point[0] <= until), strict=True)
+        x, mean, half = zip(*(point for point in shown if begin <= point[0] <= end), strict=True)
         low, high = ([m + sign * h for m, h in zip(mean, half, strict=True)] for sign in (-1, 1))
         axes.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0)
         axes.plot(x, mean, color=color, linestyle=style, linewidth=2.8)
 
     for at, height, text, color in (
-        (0.012, 0.035, "alpha, the teacher's share, from 1 to 0", grey),
-        (0.012, 0.925, "the model during its handover", blue),
-        (0.355, 0.43, "its students alone", light),
+        (0.012, 0.035, "alpha of DCR, the teacher's share", grey),
+        (0.365, 0.43, "its students alone", light),
+        (0.045, 0.66, "the students of the local fit", green),
+        (0.13, 0.9, "the model during DCR", blue),
     ):
         axes.text(at, height, text, color=color, fontsize=12.5, va="center", transform=axes.transAxes)
-    for name, text, color, lower in (("students", "handover", blue, 0.2), ("swap", "swap and train", orange, 3.2)):
-        mean, half = (100 * value for value in measured["final"][name])
-        label = f"{text}\n{mean:.1f} ± {half:.1f} %"
-        axes.text(1.013 * last, mean - lower, label, color=color, fontsize=13, va="center", weight="bold", linespacing=1.15)
     teacher = 100 * measured["teacher"]
-    axes.text(1.013 * last, teacher + 1.3, f"teacher {teacher:.1f} %", color=dark, fontsize=12.5, va="center")
+    axes.text(1.013 * last, teacher + 4, f"teacher {teacher:.1f} %", color=dark, fontsize=12.5, va="center")
+    for name, text, color in (("fit", "local fit", green), ("handover", "DCR + DFG", blue), ("swap", "swap and train", orange)):
+        mean, half = (100 * value for value in measured["final"][name])
+        label = f"{text} {mean:.1f} ± {half:.1f} %"
+        axes.text(1.013 * last, mean, label, color=color, fontsize=12, va="center", weight="bold")
 
     setting = measured["setting"]
     title = f"Linear attention in a trained ViT, learnt from {setting['images']} images"

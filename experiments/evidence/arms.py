@@ -45,6 +45,7 @@ class Start:
     updates: dict[str, int] = field(default_factory=lambda: {"split": 16})  # of our local fit, from each forward: sixteen
     distill: LogitDistillation = field(default_factory=LogitDistillation)
     labels: float = 1.0  # the weight of the task's loss beside a distillation
+    outside: float = 1.0  # times the steps, for what is not our own: where it never gets to the target, a longer run says more
 
 
 def phased(*phases: Phase, **settings: Any) -> Callable[..., Plan]:

@@ -24,9 +24,7 @@ PAGE = ROOT / "docs" / "results.md"
 FIGURES = ROOT / "docs" / "figures"
 BEGIN, END = "<!-- written by python -m experiments.evidence.page -->", "<!-- to here -->"
 FIRST = ("local_fit", "halo", "dcr_dfg", "distillation", "student_only", "dcr", "theseus", "fit_adaptive")  # of every table
-NOTES = {
-    "stories": " The score is exp(-KL), the divergence from the original in nats a token: 95 % is a KL of 0.051."
-}
+NOTES = {"stories": " The score is exp(-KL), the divergence from the original in nats a token: 95 % is a KL of 0.051."}
 WORK, END_OF_RUN = "work until 95 % is held", "score at the end"
 
 

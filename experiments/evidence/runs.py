@@ -63,9 +63,11 @@ def _run(setting: Setting, case: Case, arm: Arm, seed: int, steps: int | None, a
     preset = setting.preset
     variant = Variant(arm.name, arm.label, arm.plan)
     run = preset.run(variant, seed=seed, data_fraction=case.data_fraction, group=case.group, **case.plan)
-    recipe = replace(run.recipe, lr=arm.lr, steps=steps or run.recipe.steps)
-    early = early_evaluations(recipe.steps or 0, preset.evaluations)  # dense where work to a target is decided
-    return replace(run, recipe=recipe, evaluations=preset.evaluations if setting.evenly else early, alone=alone)
+    longer = case.start.outside if arm.name in known_arms.OUTSIDE else 1.0
+    total, evaluations = (round(longer * count) for count in (steps or run.recipe.steps or 0, preset.evaluations))
+    early = early_evaluations(total, evaluations)  # dense where work to a target is decided
+    recipe = replace(run.recipe, lr=arm.lr, steps=total)
+    return replace(run, recipe=recipe, evaluations=evaluations if setting.evenly else early, alone=alone)
 
 
 def _at_one_rate(runs: list[Run], tuned: Path) -> list[Run]:

@@ -160,6 +160,7 @@ def stories() -> Setting:
         updates={"split": 4, "reuse": 4},
         distill=KL,
         labels=0.0,
+        outside=1.6,
     )
     return Setting(preset=preset, cases=(Case(start=start, plan={"student": WindowedLinear(**WINDOW)}),), evenly=True)
 

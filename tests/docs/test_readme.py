@@ -1,5 +1,6 @@
 """The front page: short, in the promised order, and its first code runs as pasted."""
 
+import json
 import re
 from pathlib import Path
 
@@ -47,3 +48,11 @@ def test_its_first_code_runs_as_pasted_in_a_fresh_interpreter(tmp_path):
 def test_every_command_of_the_makefile_that_it_names_exists():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"^make (\w+)", README, re.MULTILINE)) <= targets
+
+
+def test_its_picture_and_its_words_have_the_same_numbers():
+    saved = json.loads((ROOT / "docs" / "figures" / "readme-handover.json").read_text(encoding="utf-8"))
+    found = re.findall(r"([0-9.]+) ± ([0-9.]+) %", README.partition("## Install")[0])
+    written = [(f"{100 * mean:.1f}", f"{100 * half:.1f}") for mean, half in saved["final"].values()]
+    assert found == written
+    assert f"teacher {100 * saved['teacher']:.1f} %" in README
