@@ -1,8 +1,8 @@
 """Show code in at most 88 columns, which fit beside a navigation and on half a screen; the files keep their 128.
 
 Python is formatted by ruff. In a command of the shell, a comment behind it moves above it, and options continue below. Text
-(formulas, what a command prints) wraps where it is longer. In prose no line breaks inside an option or before a %, and a
-path breaks between its parts, so that the columns of a table leave room for each other.
+(formulas, what a command prints) continues below at a gap between its parts, or wraps. In prose no line breaks inside an
+option or before a %, and a path breaks between its parts, so that the columns of a table leave room for each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ BLOCK = re.compile(r"^( *)```([^`\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r" +# ")
 PATH = re.compile(r"(?<=[\s>])\w+(?:/[\w.]+)+/[\w.]{12,}")
 PRE = re.compile(r"(<pre.*?</pre>)", re.DOTALL)
-OPTION = re.compile(r"(<code>|[ (])(--?[a-z][\w-]*)(?=[^<>]*</code>)")
+GAP = re.compile(r" {4,}")
+OPTION = re.compile(r"(<code>|[\s(])(--?[a-z][\w-]*)(?=[^<>]*</code>)")
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -54,12 +55,24 @@ def narrowed(markdown: str) -> str:
         if kind not in ("python", "sh", "text", "") or max(map(len, lines), default=0) <= WIDTH:
             return match[0]
         if kind in ("text", ""):
-            return f"{indent}```{{ .text .wrapped }}\n{code}{indent}```"
+            text = "".join(f"{indent}{line}\n" for each in lines for line in at_gaps(each))
+            return f"{indent}```{{ .text .wrapped }}\n{text}{indent}```"
         text = python("\n".join(lines) + "\n") if kind == "python" else "\n".join(map(shell, lines)) + "\n"
         shown = "".join(f"{indent}{line}\n" if line else "\n" for line in text.splitlines())
         return f"{indent}```{kind}\n{shown}{indent}```"
 
     return BLOCK.sub(rewrite, markdown)
+
+
+def at_gaps(line: str) -> list[str]:
+    """Let what does not fit continue below, from a gap on."""
+    text = line.lstrip()
+    indent, shown, end = line[: len(line) - len(text)], [""], 0
+    for start in [*(gap.start() for gap in GAP.finditer(text)), len(text)]:
+        part, end = text[end:start], start
+        fits = not shown[-1] or len(indent + shown[-1] + part) <= WIDTH
+        shown += [shown.pop() + part] if fits else [f"    {part.lstrip()}"]
+    return [indent + each for each in shown]
 
 
 @cache
