@@ -13,6 +13,11 @@ pytest.importorskip("mkdocs")
 TOOL = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "tools" / "code_blocks.py"))
 narrowed = TOOL["narrowed"]
 
+
+def shown_in_prose(html: str) -> str:
+    return TOOL["on_page_content"](html, page=None, config=None, files=None)
+
+
 PYTHON = """handover = segue.replace_(model, segue.Plan(sites="blocks.*.attn"), total_steps=1000, first=1)  # it's # long
 short = "# not a comment"  # a comment
 """
@@ -50,3 +55,26 @@ def test_what_fits_and_what_is_no_python_stay_as_they_are():
     assert narrowed(fits) == fits
     broken = f"```python\nmodel = ({'1, ' * 40}\n```\n"
     assert narrowed(broken) == broken
+
+
+def test_long_text_wraps_and_other_languages_stay_as_they_are():
+    long = "a formula " * 10
+    assert narrowed(f"```\n{long}\n```\n") == narrowed(f"```text\n{long}\n```\n") == f"```{{ .text .wrapped }}\n{long}\n```\n"
+    formula = f"first:   y = T(h){' ' * 6}alpha = 1{' ' * 6}loss = a sum over all of the sites that the plan names"
+    assert narrowed(f"```text\n{formula}\nnext\n```\n").splitlines()[1:4] == [
+        "first:   y = T(h)      alpha = 1",
+        "    loss = a sum over all of the sites that the plan names",
+        "next",
+    ]
+    other = f"```toml\nx = 1\n```\nBetween.\n\n```json\n{long}\n```\n"
+    assert narrowed(other) == other
+
+
+def test_no_line_breaks_inside_an_option_or_before_a_percent_sign_but_in_paths():
+    shown = shown_in_prose("<p>95 % <code>segue convert\n--lora RANK</code> tests/core/test_seam_in_a_model.py, a/b</p>")
+    assert shown == (
+        '<p>95\N{NO-BREAK SPACE}% <code>segue convert\n<span class="option">--lora</span> RANK</code> '
+        "tests/<wbr>core/<wbr>test_<wbr>seam_<wbr>in_<wbr>a_<wbr>model.py, a/b</p>"
+    )
+    for other in ("<pre><code>a --lora 95 %</code></pre>", '<p>a -b <a href="x/tests/core/test_seam_in_a.py">c</a></p>'):
+        assert shown_in_prose(other) == other

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from html import unescape
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +22,27 @@ from tests.helpers.browser import browser  # noqa: F401
 from tests.helpers.processes import run_python
 
 ROOT = Path(__file__).parents[2]
+CODE = re.compile(r'<div class="([^"]*\bhighlight\b[^"]*)">(?:<[^>]+>)*?<pre>(.*?)</pre>', re.DOTALL)
+FAINT = """() => {  // texts in code whose contrast is below 4.5 (WCAG AA)
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const light = (...colors) => {  // relative luminance of colors painted on each other
+    canvas.clearRect(0, 0, 1, 1);
+    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3)
+      .map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const found = {};
+  for (const text of document.querySelectorAll(".md-typeset code, .md-typeset code *")) {
+    if (![...text.childNodes].some(node => node.nodeType === 3 && node.textContent.trim())) continue;
+    const below = [];
+    for (let at = text; at; at = at.parentElement) below.unshift(getComputedStyle(at).backgroundColor);
+    const pair = [light(...below), light(...below, getComputedStyle(text).color)].sort((a, b) => a - b);
+    const ratio = (pair[1] + 0.05) / (pair[0] + 0.05);
+    if (ratio < 4.5) found[`${text.className} ${text.textContent}`] = ratio;
+  }
+  return found;
+}"""
 INTEGRATIONS = sorted((ROOT / "src" / "segue" / "integrations").glob("*.py"))
 
 
@@ -113,6 +135,45 @@ def test_the_reference_knows_every_public_name(site):
     callbacks = [f"segue.integrations.{path.stem}.{name}" for path in INTEGRATIONS for name in classes_in(path)]
     assert "segue.integrations.transformers.HandoverCallback" in callbacks
     assert set(callbacks) <= known
+
+
+@pytest.mark.processes
+def test_code_has_at_most_88_columns_or_wraps(site):
+    """All but files of the repository, which are shown as they are."""
+    found = 0
+    for name in site.pages:
+        if not name.startswith("source/"):
+            for kind, block in CODE.findall((site.folder / name).read_text(encoding="utf-8")):
+                found += 1
+                lines = unescape(re.sub(r"<[^>]+>", "", block)).splitlines()
+                wraps = "wrapped" in kind or "doc-signature" in kind
+                assert wraps or max(map(len, lines), default=0) <= 88, f"{name}: {max(lines, key=len)}"
+    assert found > 500
+
+
+@pytest.mark.browser
+@pytest.mark.processes
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["training.html", "cards/local_fit.html", "api/gates.html"])
+def test_code_is_readable(site, browser, scheme, name):  # noqa: F811
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+    page.goto((site.folder / name).as_uri())
+    faint = page.evaluate(FAINT)
+    context.close()
+    assert not faint
+
+
+@pytest.mark.browser
+@pytest.mark.processes
+def test_the_last_column_has_room_for_words_on_a_phone(site, browser):  # noqa: F811
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    page = context.new_page()
+    for name in ("claims.html", "performance.html", "peers.html"):
+        page.goto((site.folder / name).as_uri())
+        cells = page.locator(".md-typeset table:not([class]) tr > :last-child")
+        assert min(cells.evaluate_all("cells => cells.map(cell => cell.offsetWidth)")) >= 190, name
+    context.close()
 
 
 @pytest.mark.browser

@@ -48,7 +48,12 @@ def choose_heads(
     """Choose the heads that stay softmax attention, over all sites together, by forwards alone; the model stays as it is.
 
         chosen = segue.planning.choose_heads(
-            model, "model.layers.*.self_attn", segue.students.MixedHeads(), batches, keep=4, recall=1.0
+            model,
+            "model.layers.*.self_attn",
+            segue.students.MixedHeads(),
+            batches,
+            keep=4,
+            recall=1.0,
         )
         plan = segue.methods.transfer("model.layers.*.self_attn", student=chosen.student)
 

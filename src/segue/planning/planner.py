@@ -81,7 +81,8 @@ def plan_replacement(
     Keeping the original is always possible. Without a budget the frontier is found.
 
         budget = segue.planning.Saving(flops=0.2)
-        planned = segue.plan_replacement(model, batches, segue.students.LinearAttention(), budget, sites="blocks.*.attn")
+        linear = segue.students.LinearAttention()
+        planned = segue.plan_replacement(model, batches, linear, budget, sites="blocks.*.attn")
         handover = segue.replace_(model, planned.plan, total_steps=1000)
 
     Args:
