@@ -17,6 +17,7 @@ GUIDES = sorted((DOCS / "guides").glob("[0-9]-*.md"))
 NOTEBOOKS = DOCS / "notebooks"
 EXTRA = re.compile(r'pip install "segue\[([\w,]+)\]"')
 PICTURE = re.compile(r"!\[(.*?)\]\(\.\./figures/(guide-[\w-]+\.png)\)")
+PRINTED = re.compile(r"^```\n\n```text\n.*?^```\n", re.MULTILINE | re.DOTALL)  # behind the cell that prints it
 INSTALL = """import importlib.util
 
 if importlib.util.find_spec("segue") is None:  # in Colab, for example
@@ -54,8 +55,9 @@ def written(guide: Path) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Unfold what the page folds, leave out the pictures that the cells draw, and point links at the pages."""
+    """Unfold what the page folds, leave out the pictures and texts that the cells make, and point links at the pages."""
     text = re.sub(r"<summary>(.*?)</summary>", r"*\1*", re.sub(r"</?details>\n?", "", text))
+    text = re.sub(PRINTED, "```\n", text)
     text = re.sub(PICTURE.pattern + r"\n*", "", text)
     return re.sub(r"\]\((?!https?:|\.\./|#)([^)]+)\)", r"](../guides/\1)", text)
 

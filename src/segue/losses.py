@@ -60,6 +60,14 @@ class FeatureGuidance(_Weighted):
     scale="relative", the default: each sample divided by its own teacher's mean square, so that a weight means the same at
     every width, late sites, whose outputs are larger, do not dominate, and every split of a batch gives the same number.
     scale="paper": squared L2 per token, averaged over each sample's tokens and over the batch; grows with the width.
+
+    >>> FeatureGuidance()(torch.ones(1, 3, 4), torch.zeros(1, 3, 4), None)
+    tensor(1.)
+
+    Args:
+        weight: Factor of the loss.
+        schedule: Times the weight, by progress; by default falls to 0 as alpha does.
+        scale: "relative" or "paper", as above.
     """
 
     scale: Literal["relative", "paper"] = "relative"
@@ -177,6 +185,15 @@ class LogitDistillation:
     `logits` takes them from what the model returns; by default the `logits` of a Hugging Face output, or the first
     floating tensor. With (batch, tokens, classes), each token is a distribution and padding is left out. The teacher may also
     be given by its most probable classes, as `segue.cache_teacher` keeps them.
+
+    >>> LogitDistillation(temperature=2.0)(torch.ones(1, 3), torch.ones(1, 3), None)
+    tensor(0.)
+
+    Args:
+        weight: Factor of the loss.
+        temperature: Both logits are divided by it; its square keeps the gradient's size.
+        schedule: Times the weight, by progress; by default always 1.
+        logits: A function from what the model returns to its logits.
     """
 
     weight: NotNegative = 1.0

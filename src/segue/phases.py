@@ -75,24 +75,42 @@ class Phase:
 
     >>> fit = Phase(name="local fit", length=0.2, local=True, lr=4e-3, split=4, reuse=4)
     >>> after = Phase(name="students alone", lr=1e-3)
+
+    Args:
+        name: Shown in the history and in reports.
+        length: Part of the optimizer steps; None: what the other phases leave.
+        schedule: Alpha, by the progress inside the phase; Constant() is 0.
+        local: Alpha is 1 until the end of the phase, and each student fits its teacher's output from the guidance alone.
+        task: The weight of the task's loss.
+        guidance: Times the weight of the plan's guidance; None: alpha.
+        distill: Times the weight of the plan's distillation; nothing to distil while local.
+        lr: Its learning rate; None: the recipe's curve, over neighbouring phases without a rate together.
+        final_lr: What `lr` falls to.
+        warmup: Part of the phase in which `lr` is reached.
+        decay: How `lr` falls after the warmup.
+        weight_decay: In this phase; None: the recipe's.
+        split: Local: cut every batch into so many, each of which is an update.
+        reuse: Local: go so many times over a batch that the teachers have seen once.
+        tolerance: Local: a site rests while its relative error is below this.
+        fresh: Begin with an optimizer without state: its moments have the scale of the losses of the phase before.
     """
 
     name: str
-    length: Fraction | None = None  # of the optimizer steps; None: what the other phases leave
-    schedule: Schedule = field(default_factory=Constant)  # alpha, by the progress inside the phase; Constant() is 0
-    local: bool = False  # alpha is 1 until its end, and each student fits its teacher's output from the guidance alone
-    task: NotNegative = 1.0  # the weight of the task's loss
-    guidance: Strength | None = None  # times the weight of the plan's guidance; None: alpha
-    distill: Strength = 1.0  # times the weight of the plan's distillation; nothing to distil while local
-    lr: PositiveFloat | Rates | None = None  # None: the recipe's curve, over neighbouring phases without a rate together
-    final_lr: NotNegative = 0.0  # this and the next two belong to `lr`
+    length: Fraction | None = None
+    schedule: Schedule = field(default_factory=Constant)
+    local: bool = False
+    task: NotNegative = 1.0
+    guidance: Strength | None = None
+    distill: Strength = 1.0
+    lr: PositiveFloat | Rates | None = None
+    final_lr: NotNegative = 0.0
     warmup: Unit = 0.0
     decay: Literal["cosine", "constant"] = "cosine"
-    weight_decay: NotNegative | None = None  # None: the recipe's
-    split: PositiveInt = 1  # local: cut every batch into so many, each of which is an update
-    reuse: PositiveInt = 1  # local: go so many times over a batch that the teachers have seen once
-    tolerance: NotNegative = 0.0  # local: a site rests while its relative error is below this
-    fresh: bool = False  # begin with an optimizer without state: its moments have the scale of the losses of the phase before
+    weight_decay: NotNegative | None = None
+    split: PositiveInt = 1
+    reuse: PositiveInt = 1
+    tolerance: NotNegative = 0.0
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         if not self.local and (self.split, self.reuse, self.tolerance) != (1, 1, 0.0):

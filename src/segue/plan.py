@@ -24,7 +24,7 @@ from segue.students.adapters import Adapter
 __all__ = ["Distillation", "Plan", "PlanKeywords"]
 
 FORMAT = 1
-ONE_LINE = 100  # letters of a plan that is printed in one line
+ONE_LINE = 100  # letters of a plan, or of its phases, printed in one line
 ROOMS = {"sites": sites, "gates": gates, "schedules": schedules, "losses": losses, "students": students, "phases": phases}
 SERIALIZER = Serializer(
     kinds={kind: made for room, module in ROOMS.items() for kind, made in public_kinds(module, f"{room}.").items()},
@@ -91,17 +91,11 @@ class Plan(Shown):
 
     def __repr__(self) -> str:
         """Write what differs from the defaults, as it could be written in code."""
-        parts = [f"{name}={value!r}" for name, value in self._changed()]
-        line = f"Plan({', '.join(parts)})"
-        return line if len(line) <= ONE_LINE else "Plan(\n" + indent(",\n".join([*parts, ""]), "    ") + ")"
-
-    def _changed(self) -> list[tuple[str, Any]]:
-        found = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]
-        usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f, _ in found}
-        return [(f.name, value) for f, value in found if f.name == "sites" or value != usual[f.name]]
+        parts = [f"{name}={_folded(value)}" for name, value in _changed(self)]
+        return _lines("Plan(", parts, ")")
 
     def _table(self) -> Table:
-        rows = [(name, repr(value)) for name, value in self._changed()]
+        rows = [(name, _brief(value)) for name, value in _changed(self)]
         return Table("Plan", ("setting", "value"), rows, ("Everything else is at its default.",))
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,3 +159,29 @@ def _refuse_second_schedule(plan: Plan) -> None:
                 f"The schedule is {schedule!r:.60}, and each phase has its own.",
                 f"leave it out, and set Phase({name}=...).",
             )
+
+
+def _changed(settings: Any) -> list[tuple[str, Any]]:
+    """List the settings that differ from their defaults, and those without one."""
+    found = [(f, getattr(settings, f.name)) for f in dataclasses.fields(settings)]
+    usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f, _ in found}
+    return [(f.name, value) for f, value in found if value != usual[f.name]]
+
+
+def _brief(value: Any) -> str:
+    """Write a value as code; of Segue's own parts only what differs from the defaults."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_brief, value))}{',' * (len(value) == 1)})"
+    if type(value) in SERIALIZER.kinds.values():
+        return f"{type(value).__name__}({', '.join(f'{name}={_brief(part)}' for name, part in _changed(value))})"
+    return repr(value)
+
+
+def _folded(value: Any) -> str:
+    several = isinstance(value, tuple) and len(value) > 1
+    return _lines("(", [*map(_brief, value)], ")") if several else _brief(value)
+
+
+def _lines(opening: str, parts: list[str], closing: str) -> str:
+    line, inside = f"{opening}{', '.join(parts)}{closing}", ",\n".join([*parts, ""])
+    return line if len(line) <= ONE_LINE else f"{opening}\n{indent(inside, '    ')}{closing}"

@@ -51,7 +51,14 @@ Schedule: TypeAlias = Annotated[
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """Keep alpha where it is."""
+    """Keep alpha where it is.
+
+    >>> Constant(alpha=0.5)(0.9, Site("blocks.0"))
+    0.5
+
+    Args:
+        alpha: The teacher's share, all along.
+    """
 
     alpha: Unit = 0.0
 
@@ -69,7 +76,16 @@ class _Ramp:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Linear(_Ramp):
-    """Go from `start` to `end` in a straight line until the given progress, then stay."""
+    """Go from `start` to `end` in a straight line until the given progress, then stay.
+
+    >>> Linear(until=0.5)(0.25, Site("blocks.0"))
+    0.5
+
+    Args:
+        start: The first alpha.
+        end: The last alpha.
+        until: The progress at which the last is reached.
+    """
 
     def __call__(self, progress: float, site: Site) -> float:
         return _between(self.start, self.end, progress / self.until)
@@ -78,7 +94,16 @@ class Linear(_Ramp):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Cosine(_Ramp):
-    """Go from `start` to `end` along half a cosine until the given progress, then stay."""
+    """Go from `start` to `end` along half a cosine until the given progress, then stay.
+
+    >>> round(Cosine(until=0.5)(0.125, Site("blocks.0")), 2)
+    0.85
+
+    Args:
+        start: The first alpha.
+        end: The last alpha.
+        until: The progress at which the last is reached.
+    """
 
     def __call__(self, progress: float, site: Site) -> float:
         if progress >= self.until:
@@ -92,7 +117,14 @@ Points: TypeAlias = Annotated[tuple[tuple[float, Unit], ...], Rule("a sequence o
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Piecewise:
-    """Join points (progress, alpha) by straight lines; two points at the same progress are a jump to the second."""
+    """Join points (progress, alpha) by straight lines; two points at the same progress are a jump to the second.
+
+    >>> Piecewise(points=((0.0, 1.0), (0.2, 0.0)))(0.1, Site("blocks.0"))
+    0.5
+
+    Args:
+        points: Pairs (progress, alpha) in the order of progress.
+    """
 
     points: Points
 
@@ -134,6 +166,13 @@ class Hold:
     """Hold alpha at 1 for a fraction of the run, then follow another schedule over the rest.
 
     While it holds, the student's input is detached: students learn from the guidance alone, locally.
+
+    >>> Hold(fraction=0.5, then=Linear())(0.75, Site("blocks.0"))
+    0.5
+
+    Args:
+        fraction: The part of the run in which alpha is 1.
+        then: The schedule of the rest, which has a progress of its own.
     """
 
     fraction: Fraction
@@ -156,9 +195,14 @@ class Hold:
 @dataclass(frozen=True, kw_only=True)
 class Staggered:
     """Let the sites run through a schedule one after the other.
+    >>> Staggered(order="back", overlap=0.0)(0.5, Site("blocks.3", index=3, count=4))
+    0.0
 
-    `order` is "front" (first site first), "back", or the sites' indices in the order in which they start. `overlap` is the
-    fraction of its window that a site has in common with the next one: 0 is strictly one by one, 1 is all at once.
+    Args:
+        then: The schedule of a site within its window.
+        order: "front" (first site first), "back", or the sites' indices in the order in which they start.
+        overlap: The part of its window that a site has in common with the next one: 0 is strictly one by one, 1 is all at once.
+        until: The progress at which the last site is through.
     """
 
     then: Schedule = field(default_factory=Linear)
@@ -202,7 +246,15 @@ class Staggered:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class PerSite:
-    """Give each site its own schedule, by pattern; the first pattern that matches wins."""
+    """Give each site its own schedule, by pattern; the first pattern that matches wins.
+
+    >>> PerSite(schedules={"blocks.0.*": Linear()})(0.5, Site("blocks.0.attn"))
+    0.5
+
+    Args:
+        schedules: A schedule for each pattern of names; the first that matches wins.
+        otherwise: The schedule of the other sites.
+    """
 
     schedules: Mapping[str, Schedule]
     otherwise: Schedule = field(default_factory=aggr20)
@@ -232,18 +284,29 @@ class Adaptive:
     is off its teacher by (1 - alpha) of it, and alpha falls while that is within `budget` and the error does not rise; above
     the budget it waits; after a spike it takes `back` and goes on at half the pace. Called without measurements, as by
     `segue.cost`, it is its slowest course: 1 for half of `until`, then a straight line to 0, and alpha is never above it.
+
+    >>> Adaptive(until=0.5)(0.375, Site("blocks.0"))  # without measurements
+    0.5
+
+    Args:
+        until: The deadline: alpha is 0 from here, whatever is measured.
+        budget: Relative error of the blend at a site (as `relative_error` of an evaluation).
+        divergence: With LogitDistillation: no site falls while its value is above this.
+        fastest: The part of the run from 1 to 0, at full pace.
+        spike: A value so many times its running mean is a spike.
+        back: Added to alpha after a spike.
+        memory: How far back the running means reach, as a part of the run.
+        every: Steps from one reading of the device to the next.
     """
 
-    until: Fraction = 0.3  # the deadline: alpha is 0 from here, whatever is measured
-    budget: PositiveFloat = 0.5  # relative error of the blend at a site (as `relative_error` of an evaluation)
-    divergence: PositiveFloat = 1.0  # with LogitDistillation: no site falls while its value is above this
-    fastest: Fraction = 0.05  # from 1 to 0, at full pace
-    spike: Annotated[float, Rule("a number above 1 and at most 1000", lambda value: 1 < value <= 1000)] = (
-        1.5  # times the running mean
-    )
-    back: Unit = 0.05  # of alpha, after a spike
-    memory: Fraction = 0.01  # of the running means
-    every: PositiveInt = 4  # steps from one reading of the device to the next
+    until: Fraction = 0.3
+    budget: PositiveFloat = 0.5
+    divergence: PositiveFloat = 1.0
+    fastest: Fraction = 0.05
+    spike: Annotated[float, Rule("a number above 1 and at most 1000", lambda value: 1 < value <= 1000)] = 1.5
+    back: Unit = 0.05
+    memory: Fraction = 0.01
+    every: PositiveInt = 4
 
     def __call__(self, progress: float, site: Site) -> float:
         return _between(1.0, 0.0, max(0.0, 2 * progress / self.until - 1))

@@ -65,6 +65,16 @@ class TestPlan:
         names["CopyMatching"] = segue.students.CopyMatching
         assert eval(repr(plan), names) == plan
 
+    @pytest.mark.parametrize("method", segue.methods.names())
+    def test_its_parts_print_what_differs_too(self, method):
+        plan = getattr(segue.methods, method)(SITES, student=segue.students.LinearAttention())
+        rooms = (segue.students, segue.gates, segue.schedules, segue.losses, segue.phases)
+        names = {name: made for room in rooms for name, made in vars(room).items()} | {"Plan": segue.Plan}
+        assert eval(repr(plan), names) == plan
+        assert max(map(len, repr(plan).splitlines())) <= 150
+        assert "LinearAttention()" in repr(plan)
+        assert "\n" not in "".join(Cells(plan._repr_html_()).cells)  # a line of a Markdown table
+
     def test_a_notebook_gets_the_same_as_a_table(self):
         cells = Cells(segue.methods.dcr("blocks.*", train="all")._repr_html_()).cells
         assert cells == ["setting", "value", "sites", "'blocks.*'", "train", "'all'"]
@@ -88,10 +98,20 @@ class TestHandover:
         handover.finalize_()
         assert "released" in handover._repr_markdown_()
 
-    def test_a_plot_has_a_line_for_each_site_and_one_for_now(self):
+    def test_a_table_names_the_operator_of_an_attention_student(self):
+        """Not the class of its module, which every operator shares."""
+        attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+        plan = segue.Plan(sites="0", student=segue.students.LinearAttention())
+        handover = segue.replace_(torch.nn.ModuleList([attention]), plan)
+        assert repr(handover).splitlines()[-1].split()[:2] == ["0", "LinearAttention"]
+
+    def test_a_plot_has_a_line_for_each_course_of_alpha_and_one_for_now(self):
+        in_turn = segue.schedules.Staggered()
+        (axes,) = start(segue.Plan(sites=SITES, schedule=in_turn), total_steps=10).plot().axes
+        assert [line.get_label() for line in axes.lines] == [*start().seams, "now"]
         handover = start(total_steps=10)
         (axes,) = handover.plot().axes
-        assert [line.get_label() for line in axes.lines] == [*handover.seams, "now"]
+        assert [line.get_label() for line in axes.lines] == ["blocks.0.attn and 2 more", "now"]
         assert axes.lines[0].get_ydata()[0] == 1.0
         assert axes.lines[0].get_ydata()[-1] == 0.0
         assert handover.plot()._repr_png_().startswith(b"\x89PNG")
@@ -125,7 +145,9 @@ class TestFit:
         title, heading, *rows = repr(done).splitlines()
         assert title.startswith("Fit(Net, 4 steps, ")
         assert [row.split()[0] for row in rows] == ["0", "2", "4"]
-        assert "students accuracy" in heading
+        assert heading.split("  ")[-1] == "students accuracy"
+        assert max(map(len, repr(done).splitlines())) <= 80  # the first score of each side; a notebook shows the others too
+        assert Cells(done._repr_html_()).cells.count("students loss") == 1
         assert list(done.to_pandas()["students.accuracy"]) == [point["students"]["accuracy"] for point in done.history]
 
     def test_a_plot_of_a_score_and_alpha(self, done):

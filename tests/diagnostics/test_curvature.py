@@ -248,6 +248,7 @@ def test_lanczos_keeps_the_shape_and_type_of_what_it_multiplies():
 def test_it_prints_a_table_with_a_line_for_each_site():
     found = measured(reference.vit(width=4, batches=1, gate=Bernoulli()), points=2, iterations=3)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in str(found).splitlines()]
+    assert found._repr_markdown_() == str(found)  # a notebook shows the table
     assert rows[0] == ["site", "bias", "bound", "ratio", "curvature M", "its error", "distance"]
     for row, (name, site) in zip(rows[2:], found.sites.items(), strict=True):
         assert row[0] == name

@@ -49,6 +49,15 @@ def test_every_block_of_a_guide_is_a_cell_and_the_first_cell_installs():
         ]
 
 
+def test_a_notebook_does_not_repeat_what_its_cells_print():
+    made = {guide.stem: notebooks.notebook(guide) for guide in notebooks.GUIDES}
+    texts = [cell.source for book in made.values() for cell in book.cells if cell.cell_type == "markdown"]
+    printed = [block.printed.strip() for guide in notebooks.GUIDES for block in python_blocks(guide) if block.printed]
+    assert printed
+    assert [one for one in printed if any(one in text for text in texts)] == []
+    assert sum("```" in text for text in texts) == 1  # the formula of guide 4
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("name", NAMES)

@@ -34,7 +34,7 @@ def table(handover: Handover) -> Table:
         teacher = "released" if seam.teacher is None else _count(seam.teacher)
         numbers = f"{handover.alphas[name]:.3g}", f"{seam.state.weight:.3g}", _count(seam.student), teacher
         cosine = (f"{compared[name].cosine:.4f}" if name in compared else "",) if compared else ()
-        rows.append((name, type(seam.student).__name__, *numbers, *cosine))
+        rows.append((name, _name(seam.student), *numbers, *cosine))
     return Table(line(handover), (*headings, *((f"cosine at step {step}",) if compared else ())), rows)
 
 
@@ -44,16 +44,25 @@ def plot(handover: Handover) -> Any:
     axes = figure.subplots()
     scale = handover.total_steps or 1
     progress = [point / (POINTS - 1) for point in range(POINTS)]
+    sites_of: dict[tuple[float, ...], list[str]] = {}  # a line for each course: of sites that go alike only the last would show
     for site in handover.sites:
-        axes.plot([scale * at for at in progress], [alpha_of(handover.plan, at, site) for at in progress], label=site.name)
+        sites_of.setdefault(tuple(alpha_of(handover.plan, at, site) for at in progress), []).append(site.name)
+    for alphas, (first, *others) in sites_of.items():
+        axes.plot([scale * at for at in progress], alphas, label=f"{first} and {len(others)} more" if others else first)
     axes.axvline(scale * handover.progress, color="#888888", linestyle=":", label="now")
     axes.set_xlabel("optimizer step" if handover.total_steps else "part of the run")
     axes.set_ylabel("alpha, the teacher's share")
     axes.set_ylim(-0.05, 1.05)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(handover.sites) <= 12:
+    if len(sites_of) <= 12:
         axes.legend(frameon=False, fontsize=8)
     return figure
+
+
+def _name(student: Any) -> str:
+    """Name a student as the plan does: all attention operators build modules of one class."""
+    operator = getattr(student, "operator", None)
+    return operator if isinstance(operator, str) else type(student).__name__
 
 
 def _count(module: Any) -> str:

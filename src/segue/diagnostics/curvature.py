@@ -71,6 +71,8 @@ class CurvatureBias:
             rows.append(f"| {name} | {' | '.join(map(significant, numbers))} |")
         return "\n".join(rows)
 
+    _repr_markdown_ = __str__  # what a notebook shows
+
 
 @checked
 def curvature_bias(

@@ -129,6 +129,8 @@ class GateGradientVariance:
                 rows.append(f"| {site} | {name} ({setting.how if setting else ''}) | {' | '.join(map(significant, numbers))} |")
         return "\n".join(rows)
 
+    _repr_markdown_ = __str__  # what a notebook shows
+
 
 @checked
 def gate_gradient_variance(

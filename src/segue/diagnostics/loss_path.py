@@ -65,6 +65,8 @@ class LossPath:
             rows.append(f"| {name} | {' | '.join(map(significant, numbers))} |")
         return "\n".join(rows)
 
+    _repr_markdown_ = __str__  # what a notebook shows
+
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw the loss along the path at every site, and its rise relative to the bound; needs matplotlib."""
         from segue.diagnostics.figures import draw_loss_path

@@ -25,13 +25,23 @@ class EarlyStopping:
 
     Evaluations count from the first after which alpha is 0 at every site: before, it is the teachers that hold the model up.
     With `Ema(final=True)` the score is that of the averaged weights, which the model then gets.
+
+    >>> EarlyStopping(score="loss", mode="min").patience
+    3
+
+    Args:
+        score: One of fit(scores=...).
+        mode: Which is better, the larger or the smaller score.
+        patience: So many evaluations in a row without an improvement end the run.
+        min_delta: A smaller difference is no improvement.
+        restore_best: Give the model the weights of the best evaluation in the end.
     """
 
-    score: str = "accuracy"  # one of fit(scores=...)
-    mode: Literal["max", "min"] = "max"  # which is better
-    patience: PositiveInt = 3  # evaluations
-    min_delta: NotNegative = 0.0  # less is no improvement
-    restore_best: bool = False  # give the model the weights of the best evaluation in the end
+    score: str = "accuracy"
+    mode: Literal["max", "min"] = "max"
+    patience: PositiveInt = 3
+    min_delta: NotNegative = 0.0
+    restore_best: bool = False
 
 
 class RunningEarlyStopping:

@@ -24,10 +24,17 @@ class Ema:
 
     After n averaged steps the decay is min(decay, (1 + n) / (10 + n)), so that the first weights do not stay in the average of
     a short run. With `final`, the model has the averaged weights when `fit` returns. Buffers are not averaged.
+
+    >>> Ema(final=True).decay
+    0.999
+
+    Args:
+        decay: How much of the average stays at a step.
+        final: Give the model the averaged weights in the end.
     """
 
     decay: Decay = 0.999
-    final: bool = False  # give the model the averaged weights in the end
+    final: bool = False
 
     @checked
     def watch(self, handover: Handover) -> RunningEma:

@@ -38,7 +38,7 @@ from segue.training.good_state import GoodState
 from segue.training.guard import RunningGuard
 from segue.training.loss_parts import LossParts
 from segue.training.monitor import Monitor
-from segue.training.progress import Progress
+from segue.training.progress import COLUMNS, Progress
 from segue.training.recipe import Recipe
 from segue.training.resume import Checkpoints, Interruption, settings_of
 from segue.training.tasks import LossFn, Scores, output_mask, require_gradient, task_loss
@@ -86,7 +86,8 @@ class Fit(Shown):
         return pandas("Fit.to_pandas()").json_normalize(self.history)
 
     def __repr__(self) -> str:
-        return self._table().text()
+        whole = self._table().text()
+        return whole if max(map(len, whole.splitlines())) <= COLUMNS else showing.table(self, most=1).text()
 
     def _table(self) -> Table:
         return showing.table(self)

@@ -41,16 +41,26 @@ class Guard:
 
     >>> Guard(every=50).retries
     3
+
+    Args:
+        deviations: How far a loss may be above the median of its last values, in robust standard deviations.
+        window: Steps from which the deviation is taken.
+        warmup: Steps before losses are judged, also after a jump of alpha; inf and NaN always count.
+        every: Steps from one good state to the next.
+        retries: Restores of the same good state, before the training stops.
+        alpha: Added at the responsible sites, once more with each retry.
+        slowdown: Factor of the learning rate after a restore, once more with each retry.
+        recovery: Steps in which alphas and the learning rate come back.
     """
 
-    deviations: PositiveFloat = 8.0  # of a loss from the median of its last values, in robust standard deviations
-    window: PositiveInt = 64  # steps from which the deviation is taken
-    warmup: PositiveInt = 32  # steps before losses are judged, also after a jump of alpha; inf and NaN always count
-    every: PositiveInt = 20  # steps from one good state to the next
-    retries: PositiveInt = 3  # restores of the same good state, before the training stops
-    alpha: Unit = 0.1  # added at the responsible sites, once more with each retry
-    slowdown: Fraction = 0.5  # factor of the learning rate after a restore, once more with each retry
-    recovery: PositiveInt = 100  # steps in which alphas and the learning rate come back
+    deviations: PositiveFloat = 8.0
+    window: PositiveInt = 64
+    warmup: PositiveInt = 32
+    every: PositiveInt = 20
+    retries: PositiveInt = 3
+    alpha: Unit = 0.1
+    slowdown: Fraction = 0.5
+    recovery: PositiveInt = 100
 
     @checked
     def watch(self, handover: Handover, optimizer: Optimizer, *, ema: RunningEma | None = None) -> GuardedSteps:

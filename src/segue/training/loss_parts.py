@@ -52,12 +52,12 @@ class LossParts:
         >>> parts.means = {"task": 0.25, "guidance": 0.5}
         >>> from segue.methods import dcr_dfg
         >>> parts.text(dcr_dfg(sites="*"))
-        ' = task 0.25 + FeatureGuidance 0.5'
+        'loss = task 0.25 + FeatureGuidance 0.5'
         """
         if not set(self.means) - {"task"}:
             return ""
         names = {"guidance": _name(plan.guidance), "distill": _name(plan.distill)}
-        return " = " + " + ".join(f"{names.get(part, part)} {value:.4g}" for part, value in self.means.items())
+        return "loss = " + " + ".join(f"{names.get(part, part)} {value:.4g}" for part, value in self.means.items())
 
 
 def _name(loss: object) -> str:

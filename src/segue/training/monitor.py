@@ -89,16 +89,17 @@ class Monitor:
             return {"ema": self.evaluator(self.loop.model)}
 
     def status(self, loss: float) -> str:
-        """Say in one line how the training stands."""
+        """Say in one line how the training stands, the most important first."""
         parts = [f"loss {loss:.4g}"]
         if self.loop.handover is not None:
-            parts[0] += self.loop.parts.text(self.loop.handover.plan)
             parts.append(f"alpha {_mean(self.loop.handover.alphas):.2f}")
         latest = self.log.history[-1] if self.log.history else {}
         if text := quality_of(self.loop.loss_fn, latest.get("students", latest.get("scores", {}))):
             parts.append(text)
         if cosines := latest.get("cosine"):
             parts.append(f"cosine {_mean(cosines):.2f}")
+        if self.loop.handover is not None and (summands := self.loop.parts.text(self.loop.handover.plan)):
+            parts.append(summands)  # last: a narrow terminal cuts the line
         return ", ".join(parts)
 
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 SIDES = {"blend": "#0b3bd1", "students": "#d06417", "scores": "#404040"}  # what an evaluation scores, and its colour
 
 
-def table(fit: Fit) -> Table:
-    """List the evaluations."""
-    sides = [(side, name) for side in SIDES for name in _names(fit, side)]
+def table(fit: Fit, *, most: int | None = None) -> Table:
+    """List the evaluations, with at most so many scores of each side."""
+    sides = [(side, name) for side in SIDES for name in _names(fit, side)[:most]]
     known = [key for key in ("alpha", "loss", "lr") if any(point.get(key) is not None for point in fit.history)]
     headings = ("step", *known, *(f"{side} {name}" if side != "scores" else name for side, name in sides))
     rows = [

@@ -191,6 +191,11 @@ class LinearAttention(Operator):
 
     >>> LinearAttention(feature_map="hedgehog")
     LinearAttention(init=CopyMatching(), ignore=(), feature_map='hedgehog')
+
+    Args:
+        init: How the student gets its first weights.
+        ignore: What the student leaves out of its teacher: bias, softcap, sinks, window.
+        feature_map: What makes queries and keys non-negative.
     """
 
     cost = "n d²"

@@ -134,6 +134,15 @@ class SlidingWindow(Operator):
 
     In a causal model a token sees itself and the `window - 1` before it; in others the first tokens also see everything.
     Padding before a sequence does not count. Unlike Longformer, the first tokens use the same projections as the others.
+
+    >>> SlidingWindow(window=32).sinks
+    1
+
+    Args:
+        init: How the student gets its first weights.
+        ignore: What the student leaves out of its teacher: bias, softcap, sinks, window.
+        window: Tokens less than so far away are seen.
+        sinks: So many first tokens of a sequence are always seen.
     """
 
     cost = "n window d"

@@ -199,6 +199,19 @@ class WindowedLinear(Operator):
 
     Both are normalised together. Each head learns what its linear part is multiplied by; `far` is what a far token weighs at
     the start, relative to a near one.
+
+    >>> WindowedLinear(window=32).sinks
+    1
+
+    Args:
+        init: How the student gets its first weights.
+        ignore: What the student leaves out of its teacher: bias, softcap, sinks, window.
+        window: Tokens less than so far away are near.
+        feature_map: Of the linear part: 'hedgehog' (learned), 'elu', 'relu', or your own function.
+        sinks: So many first tokens of a sequence are always near.
+        far: As above; None: a share of the near part is learned instead, as in version 0.1.0.
+        window_dropout: The probability that a head does without its window in a step, at the start of the training.
+        window_dropout_until: Part of the run: the probability falls to 0 by then.
     """
 
     cost = "n (window + d) d"
@@ -208,9 +221,9 @@ class WindowedLinear(Operator):
     window: PositiveInt = 64
     feature_map: FeatureMap = "hedgehog"
     sinks: Count = 1
-    far: PositiveFloat | None = 0.05  # None: a share of the near part is learned instead, as in version 0.1.0
-    window_dropout: Unit = 0.0  # the probability that a head does without its window in a step, at the start of the training
-    window_dropout_until: Fraction = 0.5  # of the run: the probability falls to 0 by then
+    far: PositiveFloat | None = 0.05
+    window_dropout: Unit = 0.0
+    window_dropout_until: Fraction = 0.5
 
     def mixer(self, spec: AttentionSpec) -> Mixer:
         return WindowedLinearMixer(self, spec.heads, spec.key_heads, spec.head_size, spec.logit_scale)
