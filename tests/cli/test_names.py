@@ -24,6 +24,7 @@ def test_the_names_in_the_source_are_those_of_the_package():
         ("segue cost demo theseus_con", ["theseus_constant_0.5", "theseus_constant_0.7"]),
         ("segue convert --method lolc", ["lolcats"]),
         ("segue convert --student Windowed", ["WindowedLinear"]),
+        ("segue cost demo dcr --student Windowed", ["WindowedLinear"]),
         ("segue run --preset mi", ["minilm"]),
     ],
 )

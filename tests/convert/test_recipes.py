@@ -116,6 +116,18 @@ def test_rates_that_nothing_would_train_with_are_refused(given, first, llama, tm
     assert len(lines) == 3
 
 
+def test_phases_of_a_plan_in_a_file_take_a_rate_as_the_error_says(llama, tmp_path):
+    plan = segue.methods.transfer(sites=ATTENTION["llama"], student=segue.students.WindowedLinear(window=4)).to_dict()
+    place = tmp_path / "plan.json"
+    place.write_text(json.dumps(plan))
+    given = {"plan": str(place), "sites": None, "student": None, "lr": 3e-4}
+    with pytest.raises(ConfigError, match='leave --lr out, or .* set their "lr" to null, so that they take --lr'):
+        made(llama, **given)
+    plan["phases"] = [{**phase, "lr": None} for phase in plan["phases"]]
+    place.write_text(json.dumps(plan))
+    assert made(llama, **given)[1].lr == 3e-4
+
+
 def test_a_plan_that_trains_all_has_its_rate_around_the_sites(llama, tmp_path):
     plan = segue.methods.dcr(sites=ATTENTION["llama"], student=segue.students.WindowedLinear(window=4), train="all")
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))

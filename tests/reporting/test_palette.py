@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 from experiments.recipes.runs import runs as recipes
 
-from segue.reporting.palette import OWN, in_order, line_styles
+from segue.reporting.palette import COLOURS, OWN, in_order, line_styles
 
 
 def test_styles_depend_on_the_name_alone():
@@ -26,6 +26,7 @@ def test_the_methods_of_the_paper_differ_in_colour_dash_and_marker():
 
 
 # Machado, Oliveira and Fernandes 2009, full strength, for linear RGB
+SHADES = ["light", "dark"]
 BLINDNESS = {
     "protan": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
     "deutan": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
@@ -33,19 +34,25 @@ BLINDNESS = {
 }
 
 
-@pytest.mark.parametrize("shade", ["light", "dark"])
+@pytest.mark.parametrize("shade", SHADES)
 @pytest.mark.parametrize("kind", list(BLINDNESS))
 def test_colours_stay_apart_for_colour_blind_readers(kind: str, shade: str):
-    seen = {name: _lab(getattr(style, shade), BLINDNESS[kind]) for name, style in OWN.items()}
+    seen = {colours[SHADES.index(shade)]: BLINDNESS[kind] for colours in COLOURS}
     for a, b in combinations(seen, 2):
-        assert math.dist(seen[a], seen[b]) > 20, f"{a} and {b} look alike to {kind}"
+        assert math.dist(_lab(a, seen[a]), _lab(b, seen[b])) > 20, f"{a} and {b} look alike to {kind}"
 
 
 @pytest.mark.parametrize(("shade", "background"), [("light", "#ffffff"), ("dark", "#181c23")])
 def test_colours_contrast_with_the_background(shade: str, background: str):
-    for name, style in OWN.items():
-        bright, dim = sorted((_luminance(getattr(style, shade)), _luminance(background)), reverse=True)
-        assert (bright + 0.05) / (dim + 0.05) >= 3, name
+    for colours in COLOURS:
+        colour = colours[SHADES.index(shade)]
+        bright, dim = sorted((_luminance(colour), _luminance(background)), reverse=True)
+        assert (bright + 0.05) / (dim + 0.05) >= 3, colour
+
+
+def test_eight_methods_have_eight_colours():
+    for shade in SHADES:
+        assert len({getattr(style, shade) for style in line_styles([*OWN, "zeta"]).values()}) == 8
 
 
 ARMS = [arm.method for arm in recipes(seeds=1)]

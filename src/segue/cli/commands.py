@@ -29,7 +29,7 @@ from segue.cli.arguments import (
     with_settings,
 )
 from segue.cli.help import HelpfulCommand, HelpfulGroup
-from segue.cli.names import completion, variants
+from segue.cli.names import completion, students, variants
 from segue.cli.terminal import command_line, console, resumed_by, say
 from segue.convert.options import Conversion, EvalSettings, PlanSettings
 
@@ -93,7 +93,8 @@ def cost(
     student: Annotated[
         str | None,
         typer.Option(
-            help="Replacement of each module, such as 'WindowedLinear(window=64)'; by default the same with new weights."
+            help="Replacement of each module, such as 'WindowedLinear(window=64)'; by default the same with new weights.",
+            autocompletion=completion(students),
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Number of examples in a step.")] = 8,

@@ -193,7 +193,11 @@ def _refuse_unused_rates(settings: Conversion, plan: Plan) -> None:
     if unused:
         option = f"--{unused[0].replace('_', '-')}"
         found = f"{settings.method or f'Every phase of the plan in {settings.plan}'} has learning rates of its own."
-        raise ConfigError(f"{option} is of no use here.", found, f"leave {option} out, or the rates there.")
+        hint = f"leave {option} out, or the rates there."
+        if of_file:
+            change = '"warmup"' if unused[0] == "warmup" else f'"lr" to null, so that they take {option}'
+            hint = f"leave {option} out, or change the phases in that file: set their {change}."
+        raise ConfigError(f"{option} is of no use here.", found, hint)
 
 
 def _rates(settings: Conversion, copied: int, train: str) -> float | Rates:

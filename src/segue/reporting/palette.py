@@ -31,6 +31,7 @@ CYAN = ("#0390fc", "#3fa8fe")
 MAGENTA = ("#db219c", "#f09bc7")
 BLUE = ("#0b3bd1", "#4a74f7")
 RED = ("#86200b", "#e8352e")
+PURPLE = ("#3a1055", "#a04aa8")  # for an eighth method
 
 OWN = {
     "student_only": LineStyle(*GREY, (1, 1.4), "s"),
@@ -41,10 +42,11 @@ OWN = {
     "dcr": LineStyle(*BLUE, (8, 2), "o"),
     "dcr_dfg": LineStyle(*RED, (), "X"),
 }
-COLOURS = (BLUE, ORANGE, TEAL, MAGENTA, GREY, CYAN, RED)
+COLOURS = (BLUE, ORANGE, TEAL, MAGENTA, GREY, CYAN, RED, PURPLE)
 DASHES = ((3, 1, 3, 3), (6, 1, 2, 1), (1, 2.5), (10, 1.5, 1, 1.5), (3.5, 1, 1, 1, 1, 1, 1, 1), (2, 3), (12, 4))
 MARKERS = ("<", ">", "h", "p", "*", "d", "8")
 # for others where all of theirs are taken
+PAPER_COLOURS = tuple(style.light for style in OWN.values())
 PAPER_DASHES = tuple(style.dash for style in OWN.values())
 PAPER_MARKERS = tuple(style.marker for style in OWN.values())
 OTHERS = [
@@ -74,7 +76,7 @@ def _another(name: str, given: Sequence[LineStyle]) -> LineStyle:
     colours, dashes, markers = (Counter(getattr(style, part) for style in given) for part in ("light", "dash", "marker"))
 
     def shared(style: LineStyle) -> tuple[int, ...]:
-        of_paper = (style.dash in PAPER_DASHES) + (style.marker in PAPER_MARKERS)
+        of_paper = (style.light in PAPER_COLOURS) + (style.dash in PAPER_DASHES) + (style.marker in PAPER_MARKERS)
         return given.count(style), colours[style.light], dashes[style.dash] + markers[style.marker], of_paper
 
     place = crc32(name.encode()) % len(OTHERS)

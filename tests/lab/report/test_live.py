@@ -93,7 +93,7 @@ def test_a_conversion_shows_its_perplexity(tmp_path: Path):
 def test_data_change_with_the_files_and_nothing_is_compared_before_the_end(served: tuple[Path, int]):
     folder, port = served
     status, content, tag = asked(port, "/data")
-    assert (status, json.loads(content)["answer"]) == (200, ["0 runs under way, 0 finished; there is no evaluation yet."])
+    assert (status, json.loads(content)["answer"]) == (200, ["No run has begun yet; a teacher that a run needs trains first."])
     assert asked(port, "/data", **{"If-None-Match": tag or ""})[:2] == (304, b"")
     runs = grid(methods=["theseus", "dcr"], groups=["all"], seeds=5, **SETTINGS)
     save(runs[:-1], folder)
@@ -136,7 +136,7 @@ def test_an_open_page_follows_the_runs(browser: Any, served: tuple[Path, int]):
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
     page.goto(f"http://127.0.0.1:{port}/")
-    expect(page.locator("#answer")).to_contain_text("there is no evaluation yet")
+    expect(page.locator("#answer")).to_contain_text("No run has begun yet")
     assert page.locator("#story").is_hidden()
     begin(whole, folder / "dcr", 3)
     expect(page.locator("#figure-accuracy path.series")).to_have_count(2, timeout=15_000)

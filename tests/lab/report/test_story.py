@@ -46,6 +46,9 @@ def test_one_seed_names_no_best_and_is_one_sentence():
     summary = summarize(runs)
     assert {method.standing["final"] for method in summary.groups[0].methods} == {"unknown"}
     assert answer(summary)[1].endswith("but with one seed any difference may be chance.")
+    few = summarize([scored([0.1, 0.3, 0.3], method=method) for method in ("theseus", "dcr")])
+    assert "No method holds 90 % of the teacher's accuracy to the end" in answer(few)[2]
+    assert "of its seeds" not in tables.markdown(few)
     data = page_data(summary, runs, "x")["groups"][0]
     assert [part["rows"] for part in data["comparisons"]] == [[], []]
     assert {row["mark"] for row in data["rows"]} == {""}

@@ -82,7 +82,12 @@ def test_the_contents_lead_to_every_part_and_open_it(visit):
     page.get_by_role("link", name="Gradients and drift").click()
     page.locator("#gradients[open]").wait_for()
     has_lines(page, "gradient_norm", 9)
-    assert 0 <= page.locator("#gradients").bounding_box()["y"] < 400
+    for name, part in (("Gradients and drift", "#gradients"), ("Files", "#files-section")):
+        page.get_by_role("link", name=name, exact=True).click()
+        page.locator(f"{part}[open]").wait_for()
+        page.wait_for_timeout(100)
+        box = page.locator(part).bounding_box()
+        assert 0 <= box["y"] < 400 or box["y"] + box["height"] <= page.viewport_size["height"]
 
 
 def test_marks_of_quality_and_work_have_names_bars_and_a_front(visit):

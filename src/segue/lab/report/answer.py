@@ -82,7 +82,8 @@ def _took(group: Group, summary: Summary) -> str:
             f"{100 * held.fraction:.0f} % of the teacher's {group.score} {first} {shortened(method.label)}, after {spent}"
         )
     elif any(held.defined for method in group.methods for held in method.held):
-        parts.append(f"no method holds 90 % of the teacher's {group.score} to the end in more than half of its seeds")
+        seeds = "" if group.one_seed else " in more than half of its seeds"
+        parts.append(f"no method holds 90 % of the teacher's {group.score} to the end{seeds}")
     parts += _unbroken(group, summary)
     text = "; ".join(parts) or "every method trains its students without teachers beside them"
     return f"{text[0].upper()}{text[1:]}."

@@ -249,7 +249,8 @@ def _speed(group: Group) -> list[str]:
         if not any(method.held[index].defined for method in group.methods):
             return []
         if not reached:
-            found.append(f"No method reaches and keeps {share} in more than half of its seeds.")
+            seeds = "" if group.one_seed else " in more than half of its seeds"
+            found.append(f"No method reaches and keeps {share}{seeds}.")
             break
         by_epochs = min(reached, key=lambda pair: _median(pair[1].epochs))
         by_seconds = min(reached, key=lambda pair: _median(pair[1].seconds))

@@ -104,6 +104,8 @@ def _unfinished(data: dict[str, Any], finished: int, under_way: int) -> dict[str
     """Say that runs are under way, and compare nothing before they are finished."""
     said = f"{counted(under_way, 'run')} under way, {finished} finished"
     said += "; scores are those of the last evaluations so far." if data["groups"] else "; there is no evaluation yet."
+    if not (under_way or finished):
+        said = "No run has begun yet; a teacher that a run needs trains first."
     groups = [
         {
             **group,

@@ -153,7 +153,9 @@ const Page = (() => {
 
   function openTarget() {
     const target = location.hash.length > 1 ? at(location.hash.slice(1)) : null;
-    if (target?.tagName === "DETAILS") target.open = true;
+    if (target?.tagName !== "DETAILS") return;
+    target.open = true;
+    target.scrollIntoView();  // while it was folded, the page was too short for it to come to the top
   }
 
   const narrow = matchMedia("(max-width: 640px)");  // there the names fold into a bar at the bottom
