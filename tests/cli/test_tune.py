@@ -51,7 +51,7 @@ def test_settings_are_chosen_used_packed_and_reported(place, monkeypatch):
     shown = call("tune", "mine", "--trials", "3", "--hold-out", "0.1")
     assert "Students [alone] (0." in shown
     assert "0.005 0.01 0.02" in shown  # what was tried
-    assert "Next: segue grid EXPERIMENT --tuned runs/mine_tune/tuned.json" in " ".join(shown.split())
+    assert "Next: segue grid experiments/mine --tuned runs/mine_tune/tuned.json" in " ".join(shown.split())
     chosen = json.loads(Path("runs/mine_tune/tuned.json").read_text())
 
     Path("runs/mine_tune/tuned.json").unlink()

@@ -53,7 +53,11 @@ def test_every_setting_has_the_eight_arms_with_five_seeds(setting):
                 *(first.task, first.teacher, first.batch),
                 first.data_fraction,
             )
-            assert (run.recipe.steps, run.evaluations, run.reference) == (first.recipe.steps, first.evaluations, "student_only")
+            longer = SETTINGS[setting]().cases[0].start.outside if run.method not in OUTSIDE else 1.0  # the first is outside
+            assert run.recipe.steps == round(first.recipe.steps / longer)
+            assert run.reference == "student_only"
+            if longer == 1:
+                assert run.evaluations == first.evaluations
     assert not re.search(r'"/|~', json.dumps([repr(run) for run in found[:16]]))  # no path of a machine
 
 

@@ -36,8 +36,17 @@ def show(experiment: Experiment, out: Path, console: Console, tuning: Tuning, wo
         console.print(f"Next: {command_line('resume', out)} tries them again.", soft_wrap=True)
         return 1
     console.print(table(read_json(out / FILE, "methods")["methods"]))
-    console.print(f"{out / FILE}\nNext: {command_line('grid', 'EXPERIMENT', '--tuned', out / FILE)}", soft_wrap=True)
+    console.print(f"{out / FILE}\nNext: {command_line('grid', *_named(experiment), '--tuned', out / FILE)}", soft_wrap=True)
     return 0
+
+
+def _named(experiment: Experiment) -> list[str]:
+    """Return what a command calls an experiment: its folder, or else its file, and the options."""
+    place = Path(experiment.place)
+    place = place.parent if place.name == "runs.py" else place
+    if place.is_absolute() and place.is_relative_to(Path.cwd()):
+        place = place.relative_to(Path.cwd())
+    return [str(place), *(word for name, value in experiment.options.items() for word in ("-o", f"{name}={value}"))]
 
 
 def table(methods: list[dict[str, Any]]) -> Table:

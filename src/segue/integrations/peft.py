@@ -34,6 +34,12 @@ def add_lora_(model: nn.Module, sites: Selector, *, rank: PositiveInt, seed: See
 
     They train in a handover with Plan(train="all"); `merge_lora_` makes it a plain model again.
 
+        add_lora_(model, "model.layers.*.self_attn", rank=8)
+        plan = segue.methods.transfer("model.layers.*.self_attn", student=student, train="all")
+        handover = segue.replace_(model, plan, total_steps=1000)
+        ...  # your loop
+        merge_lora_(handover.finalize_())
+
     Args:
         model: The model, changed in place.
         sites: Where the replacement will be.
@@ -68,6 +74,8 @@ def add_lora_(model: nn.Module, sites: Selector, *, rank: PositiveInt, seed: See
 def merge_lora_(model: nn.Module) -> nn.Module:
     """Add the adapters of `add_lora_` to the weights that they adapt, and take them out.
 
+        merge_lora_(handover.finalize_()).save_pretrained("converted")
+
     Args:
         model: The model with the adapters.
     """
@@ -90,6 +98,9 @@ def _peft() -> Any:
 def is_peft(model: Any) -> bool:
     """Return whether PEFT wraps a model.
 
+    >>> is_peft(nn.Linear(2, 2))
+    False
+
     Args:
         model: Any model.
     """
@@ -98,6 +109,9 @@ def is_peft(model: Any) -> bool:
 
 def base_of(model: Any) -> Any:
     """Return the model inside PEFT's wrapper: it has the names of the plain model and remains after merging.
+
+    >>> base_of(nn.Linear(2, 2))
+    Linear(in_features=2, out_features=2, bias=True)
 
     Args:
         model: A model, wrapped or not.
