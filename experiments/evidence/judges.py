@@ -44,10 +44,19 @@ class Place:
         return len(set.intersection(*seeds)) >= FEWEST
 
     @property
+    def first(self) -> Result:
+        """Any run: what all share is the same in each."""
+        return next(iter(next(iter(self.arms.values())).values()))
+
+    @property
     def teacher(self) -> float:
         """The teacher's score."""
-        first = next(iter(next(iter(self.arms.values())).values())).train_info
-        return first.teacher[first.score]
+        return self.first.train_info.teacher[self.first.train_info.score]
+
+    @property
+    def re_initialised(self) -> bool:
+        """Whether students are their teachers with new weights."""
+        return bool(self.first.run_info.config["plan"]["student"]["kind"] == "students.Reinit")
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,11 @@ class Finding:
 
 
 Judge = Callable[[Evidence], list[Finding]]
+
+
+def re_initialised(judge: Judge) -> Judge:
+    """Judge only where students are their teachers with new weights."""
+    return lambda evidence: judge(Evidence(tuple(place for place in evidence.places if place.re_initialised)))
 
 
 def earlier(ours: str, theirs: str, *, fraction: float = 0.95, factor: float = 1.0, axis: str = "flops") -> Judge:
