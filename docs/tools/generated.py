@@ -17,6 +17,7 @@ import re
 from importlib import import_module
 from inspect import getsource
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -50,7 +51,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def api(name: str) -> str:
     """Ask mkdocstrings for every public name of a module."""
     module = import_module(name)
-    return "\n".join(f"::: {place}\n    options:\n      heading_level: 3\n" for place in public_places(module))
+    return "\n".join(f"::: {place}\n    options:\n      heading_level: 3\n{_bases(place)}" for place in public_places(module))
+
+
+def _bases(place: str) -> str:
+    private = any(base.__name__.startswith("_") for base in getattr(resolve_name(place), "__bases__", ()))
+    return "      show_bases: false\n" if private else ""
 
 
 def public_places(module: ModuleType) -> list[str]:

@@ -80,7 +80,12 @@ class FeatureGuidance(_Weighted):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class CosineGuidance(_Weighted):
-    """One minus the cosine of each token's two vectors, averaged: direction only."""
+    """One minus the cosine of each token's two vectors, averaged: direction only.
+
+    Args:
+        weight: Factor of the loss.
+        schedule: Times the weight, by progress; by default falls to 0 as alpha does.
+    """
 
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
         return 1 - similarity.cosine(teacher, student, mask)
@@ -89,7 +94,12 @@ class CosineGuidance(_Weighted):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class GramGuidance(_Weighted):
-    """The relative squared distance of the feature Gram matrices; a statistic of the batch."""
+    """The relative squared distance of the feature Gram matrices; a statistic of the batch.
+
+    Args:
+        weight: Factor of the loss.
+        schedule: Times the weight, by progress; by default falls to 0 as alpha does.
+    """
 
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
         return similarity.gram_error(teacher, student, mask)
@@ -98,7 +108,12 @@ class GramGuidance(_Weighted):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class CkaGuidance(_Weighted):
-    """One minus linear CKA: equal up to rotation and scale; a statistic of the batch."""
+    """One minus linear CKA: equal up to rotation and scale; a statistic of the batch.
+
+    Args:
+        weight: Factor of the loss.
+        schedule: Times the weight, by progress; by default falls to 0 as alpha does.
+    """
 
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
         return 1 - similarity.linear_cka(teacher, student, mask)
@@ -123,6 +138,9 @@ class OnTeacherStream(_Wrapping):
     """Compare with the teacher's own stream: its outputs in a full pass of the original model (FitNets).
 
     Without this wrapper the teacher reads the student's input, which costs only the forward of the replaced modules.
+
+    Args:
+        then: The guidance that compares the two streams.
     """
 
     def __call__(self, teacher: Tensor, student: Tensor, mask: Tensor | None) -> Tensor:
@@ -135,6 +153,10 @@ class FeatureAxis(_Wrapping):
     """Say which axis of the outputs holds the features, instead of letting the layers at each site tell.
 
     The guidance inside gets the outputs with their features where it reads them.
+
+    Args:
+        then: The guidance inside.
+        axis: The axis of the features.
     """
 
     axis: int = -1
@@ -177,6 +199,9 @@ class TopProbabilities(NamedTuple):
         return torch.cat([inside, rest], -1)
 
 
+Temperature: TypeAlias = Annotated[float, Rule("a positive number of at most 1000", lambda value: 0 < value <= 1000)]
+
+
 @checked
 @dataclass(frozen=True, kw_only=True)
 class LogitDistillation:
@@ -197,7 +222,7 @@ class LogitDistillation:
     """
 
     weight: NotNegative = 1.0
-    temperature: Annotated[float, Rule("a positive number of at most 1000", lambda value: 0 < value <= 1000)] = 4.0
+    temperature: Temperature = 4.0
     schedule: Schedule = field(default_factory=lambda: Constant(alpha=1.0))
     logits: Callable[[Any], Tensor] | None = None
 
@@ -226,6 +251,11 @@ class PredictionDistillation:
 
     `prediction` takes them from what the model returns; by default the `sample` of a diffusers output, or the first floating
     tensor. A model that also predicts variances takes prediction=lambda output: output.sample.chunk(2, dim=1)[0].
+
+    Args:
+        weight: Factor of the loss.
+        schedule: Times the weight, by progress; by default always 1.
+        prediction: A function from what the model returns to its prediction.
     """
 
     weight: NotNegative = 1.0

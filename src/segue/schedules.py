@@ -275,6 +275,9 @@ class PerSite:
         return self.otherwise
 
 
+Spike: TypeAlias = Annotated[float, Rule("a number above 1 and at most 1000", lambda value: 1 < value <= 1000)]
+
+
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
@@ -303,7 +306,7 @@ class Adaptive:
     budget: PositiveFloat = 0.5
     divergence: PositiveFloat = 1.0
     fastest: Fraction = 0.05
-    spike: Annotated[float, Rule("a number above 1 and at most 1000", lambda value: 1 < value <= 1000)] = 1.5
+    spike: Spike = 1.5
     back: Unit = 0.05
     memory: Fraction = 0.01
     every: PositiveInt = 4

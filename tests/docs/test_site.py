@@ -126,6 +126,14 @@ def test_docstrings_are_shown_as_they_are_meant(site):
 
 
 @pytest.mark.processes
+def test_the_reference_names_no_private_base(site):
+    for name in site.pages:
+        text = (site.folder / name).read_text(encoding="utf-8") if name.startswith("api/") else ""
+        bases = re.findall(r"Bases: (.*?)</p>", text, re.DOTALL)
+        assert not [base for base in bases if ">_" in base], name
+
+
+@pytest.mark.processes
 def test_the_reference_knows_every_public_name(site):
     known = {place for name, page in site.pages.items() if name.startswith("api/") for place in page.ids}
     shown = [thing for place in known if (thing := named(place)) is not None]

@@ -106,6 +106,7 @@ def public_functions() -> dict[str, object]:
     modules = [import_module(name) for name in MODULES]
     named = [(f"{module.__name__}.{name}", getattr(module, name)) for module in modules for name in module.__all__]
     found = {name: made for name, made in named if inspect.isfunction(made)}
+    found |= {name: made for name, made in named if name.startswith("segue.losses.") and inspect.isclass(made)}
     found |= {f"segue.{made.__qualname__}": made for made in WRITTEN}
     return found | {f"segue.Handover.{name}": made for name, made in vars(segue.Handover).items() if name in DRIVEN}
 

@@ -13,6 +13,7 @@ import typer
 from segue.cli import tune
 from segue.cli.arguments import neighbours
 from segue.cli.grid import train_grid
+from segue.cli.run import ended
 from segue.cli.terminal import command_line, console, say
 from segue.convert.options import Conversion
 from segue.data.files import without_network
@@ -61,7 +62,7 @@ def resume(
             )
         with network:
             result = train(config, folder, **given)
-        say(f"students alone: {result.train_info.score} {result.final:.4f}\nNext: {command_line('report', folder)}")
+        say(f"{ended(result)}\nNext: {command_line('report', folder)}")
         return 0
     raise ConfigError(
         f"{folder} is not a run, a grid, a search of settings or a conversion.",

@@ -13,6 +13,7 @@ from segue.errors import ConfigError
 from segue.lab import config_files, presets, variants
 from segue.lab.config import Run, changed
 from segue.lab.run import run as train
+from segue.reporting.records import Result
 
 FROM_FILE = ("method", "seed", "data_fraction")  # what a file may say instead of the command line
 
@@ -56,6 +57,10 @@ def show(config: Run, out: Path, *, trackers: tuple[str, ...], opens: bool = Fal
     with resumed_by("resume", folder), watching(folder, opens=opens):
         result = train(config, folder, keep_model=True, trackers=trackers)
     if int(os.environ.get("RANK", 0)) == 0:
-        score = result.train_info.score
-        say(f"students alone: {score} {result.final:.4f} (teacher {result.train_info.teacher[score]:.4f})")
-        say(f"{folder}\nNext: {command_line('report', out)}")
+        say(f"{ended(result)}\n{folder}\nNext: {command_line('report', out)}")
+
+
+def ended(result: Result) -> str:
+    """Say how good the students of a finished run are, beside their teacher."""
+    score = result.train_info.score
+    return f"students alone: {score} {result.final:.4f} (teacher {result.train_info.teacher[score]:.4f})"

@@ -56,6 +56,20 @@ def test_one_seed_names_no_best_and_is_one_sentence():
     assert sum("against the reference" in text for text in data["findings"]) == 0
 
 
+def test_one_method_with_one_seed_is_compared_with_nothing():
+    said = tables.markdown(summarize([scored([0.1, 0.3, 0.3], method="dcr")]))
+    assert "No method" not in said
+    assert "The method does not hold 90 % of the teacher's accuracy to the end" in said
+    assert "half width" not in said
+    assert "median" not in tables.markdown(summarize([scored([0.1, 0.8, 0.8], method="dcr")]))
+
+
+def test_two_seeds_against_one_name_no_best():
+    runs = [scored([0.1, 0.5, 0.6], method="theseus"), *[scored([0.1, 0.8, 0.8], method="dcr", seed=s) for s in (0, 1)]]
+    (group,) = summarize(runs).groups
+    assert {method.standing["final"] for method in group.methods} == {"unknown"}
+
+
 def test_several_groups_and_runs_without_teachers_have_answers_too():
     several = answer(summarize(grid(methods=["theseus", "dcr"], seeds=2, evaluations=3, sites=1)))
     assert several[0].startswith("2 methods replace 1 module of a trained model in 3 settings")

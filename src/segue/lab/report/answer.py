@@ -83,7 +83,8 @@ def _took(group: Group, summary: Summary) -> str:
         )
     elif any(held.defined for method in group.methods for held in method.held):
         seeds = "" if group.one_seed else " in more than half of its seeds"
-        parts.append(f"no method holds 90 % of the teacher's {group.score} to the end{seeds}")
+        holds = "no method holds" if len(group.methods) > 1 else "the method does not hold"
+        parts.append(f"{holds} 90 % of the teacher's {group.score} to the end{seeds}")
     parts += _unbroken(group, summary)
     text = "; ".join(parts) or "every method trains its students without teachers beside them"
     return f"{text[0].upper()}{text[1:]}."

@@ -144,7 +144,7 @@ def _compare(groups: Sequence[Group], measure: Measure, reference: str | None) -
 def standings(methods: Sequence[Method], measure: Measure) -> dict[str, Standing]:
     """Compare every method of a group with its best; the tests are adjusted for all pairs, since the data chose the best."""
     leader = best(methods, measure)
-    if leader is None or len(methods) < 2 or all(len(method.seeds) < 2 for method in methods):  # nothing to compare with
+    if leader is None or sum(len(method.seeds) > 1 for method in methods) < 2:  # nothing to compare with
         return {method.method: "unknown" for method in methods}
     pairs = {frozenset((a.method, b.method)): paired(a, b, measure) for a, b in combinations(methods, 2)}
     others = [method.method for method in methods if method is not leader]

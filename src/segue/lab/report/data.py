@@ -39,7 +39,6 @@ def page_data(summary: Summary, results: list[Result], title: str) -> dict[str, 
         "compared": tables.COMPARED,
         "compared_reading": tables.reading(summary),
         "chosen": choices.CHOSEN,
-        "targets": tables.TARGETS,
         "reading": table_one.READING,
         "runs": [_run(result, summary) for result in results],
     }
@@ -103,6 +102,7 @@ def _group(group: Group, summary: Summary) -> dict[str, Any]:
             for measure in findings.MEASURE_NAMES
         ],
         "one_seed": group.one_seed,
+        "hint": tables.hint([group]),
         "differences": settings.differences(group),
         "events": settings.events(group),
         "chosen": choices.rows(group, summary.score_format),

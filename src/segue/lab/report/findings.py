@@ -250,14 +250,15 @@ def _speed(group: Group) -> list[str]:
             return []
         if not reached:
             seeds = "" if group.one_seed else " in more than half of its seeds"
-            found.append(f"No method reaches and keeps {share}{seeds}.")
+            reaches = "No method reaches and keeps" if len(group.methods) > 1 else "The method does not reach and keep"
+            found.append(f"{reaches} {share}{seeds}.")
             break
         by_epochs = min(reached, key=lambda pair: _median(pair[1].epochs))
         by_seconds = min(reached, key=lambda pair: _median(pair[1].seconds))
         first = "first " if len(group.methods) > 1 else ""
         epochs, seconds, work = by_epochs[1].epochs, by_epochs[1].seconds, by_epochs[1].flops
         text = f"{share} is reached {first}by {shortened(by_epochs[0].label)}: after {significant(_median(epochs))} epochs"
-        text += f" ({duration(_median(seconds))}, {flops(_median(work))}; medians)"
+        text += f" ({duration(_median(seconds))}, {flops(_median(work))}{'' if group.one_seed else '; medians'})"
         if by_seconds[0] is not by_epochs[0]:
             text += f"; in time first by {shortened(by_seconds[0].label)}, after {duration(_median(by_seconds[1].seconds))}"
         others = [(m, h) for m, h in reached if are_rivals(by_epochs[0], m)]

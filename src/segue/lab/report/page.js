@@ -144,7 +144,7 @@ const Page = (() => {
     list("notes", [...View.data.notes, ...group().notes]);
     at("costs-reading").textContent = unbroken(View.data.reading);
     at("compared-hint").textContent = group().one_seed ? "" : unbroken(View.data.compared_reading);
-    at("table-hint").textContent = `± is the half width of a 95 % interval over seeds (Student’s t). ${View.data.targets} Select a heading to sort.`;
+    at("table-hint").textContent = unbroken(`${group().hint} Select a heading to sort.`);
     controls();
     chips();
     Tables.refill();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv as csv_writer
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -301,14 +301,20 @@ def reading(summary: Summary) -> str:
     )
 
 
-TARGETS = (
-    "A percentage of the teacher's score is reached at the first evaluation from which the students alone keep it to the end: "
-    "the median over seeds (Kaplan and Meier), where seeds that do not reach it count as censored at their end."
-)
+def hint(groups: Sequence[Group]) -> str:
+    """Say how the table of these groups is read: intervals and medians where a method has two seeds."""
+    reached = "A percentage of the teacher's score is reached at the first evaluation from which the students alone keep it "
+    reached += "to the end"
+    if all(group.one_seed for group in groups):
+        return f"{reached}."
+    return (
+        f"± is the half width of a 95 % interval over seeds (Student's t). {reached}: the median over seeds (Kaplan and "
+        "Meier), where seeds that do not reach it count as censored at their end."
+    )
 
 
 def _legend(summary: Summary) -> str:
-    return f"± is the half width of a 95 % interval over seeds (Student's t). {TARGETS} {reading(summary)}"
+    return f"{hint(summary.groups)} {reading(summary)}"
 
 
 def as_csv(rows: list[dict[str, object]]) -> str:
