@@ -27,7 +27,7 @@ from segue.phases import Rates
 from segue.students import LinearAttention, WindowedLinear
 from segue.training.recipe import Recipe
 
-CIFAR100_TEACHER = "experiments/evidence/teachers/cifar100.safetensors"  # train_cifar100.py writes it
+CIFAR100_TEACHER = "experiments/evidence/teachers/cifar100.safetensors"  # train_teachers.py writes it
 
 
 @dataclass(frozen=True, kw_only=True)
