@@ -34,6 +34,7 @@ ADDED_FIELDS["students.Fourier"]["across"] = "head"
 ADDED_FIELDS["students.WindowedLinear"] |= {"sinks": 0, "far": None, "window_dropout": 0.0, "window_dropout_until": 0.5}
 ADDED_FIELDS["Plan"] = {"phases": []}
 ADDED_FIELDS["SmallViT"] = {"convolutional": False, "weights": None}
+ADDED_FIELDS["SentenceTask"] = {"group_by_length": False}
 ADDED_FIELDS["phases.Phase"] = {"fresh": False}
 ADDED_FIELDS["Recipe"] = {"guard": None, "ema": None, "early_stopping": None}
 

@@ -9,8 +9,11 @@ from torch.nn import functional as F
 
 import segue
 from segue.data import Crop, Digits, Tsv
+from segue.diagnostics.counting import flops
 from segue.errors import ConfigError
+from segue.lab.config import Run, Teacher
 from segue.lab.models import SentenceClassifier, SmallViT
+from segue.lab.run import run
 from segue.lab.tasks import ImageTask, SentenceTask
 from segue.training.recipe import Recipe
 from tests.helpers.tiny_runs import TASK
@@ -189,6 +192,36 @@ def test_sentences_become_padded_batches_with_labels(sentences):
     assert sum(len(part["labels"]) for part in loaded.validation) == 5
     held = replace(sentences, hold_out=4).load()
     assert (held.examples, sum(len(part["labels"]) for part in held.final)) == (16, 4)
+
+
+def test_sentences_of_similar_length_share_a_batch(sentences):
+    task = replace(sentences, group_by_length=True)
+    batches = task.load().train(2, 0)
+    assert torch.equal(batches.lengths, torch.tensor([(4, 6, 6)[i % 3] for i in range(20)]))  # cut at six tokens
+    padding = [int((batch["attention_mask"] == 0).sum()) for batch in batches]
+    assert sum(padding) <= 2  # one batch at most has both lengths
+    assert sum(int((batch["attention_mask"] == 0).sum()) for batch in sentences.load().train(2, 0)) > 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_operations_are_counted_on_sentences_of_mean_length(sentences, seed, tmp_path):
+    task = replace(sentences, group_by_length=True, longest=16)
+    teacher = Teacher(task=task, stages=())
+    names = {"experiment": "tests", "method": "student_only", "label": "Student only"}
+    settings = {"task": task, "teacher": teacher, "batch": 2, "recipe": Recipe(steps=1), "diagnostics": ()}
+    result = run(Run(plan=segue.methods.student_only(sites=task.sites), seed=seed, **names, **settings), tmp_path)
+    batches = task.load().train(2, seed)
+    longest = [batch["input_ids"].shape[1] for batch in batches]
+    mean = sum(longest) / len(longest)
+    assert batches.typical()["input_ids"].shape[1] == min(longest, key=lambda one: abs(one - mean))
+    wanted = _count(task, batches.typical())
+    assert result.train_info.step_flops["teacher_pass"] == wanted
+    assert any(_count(task, batch) != wanted for batch in batches)
+
+
+def _count(task, batch):
+    model = task.load().build(0).eval()
+    return flops(lambda: model(**{name: value for name, value in batch.items() if name != "labels"}))
 
 
 def test_attention_inside_a_sentence_model_hands_over(sentences):

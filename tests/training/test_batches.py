@@ -224,3 +224,43 @@ def test_held_out_batches_are_all_examples_in_order(count, size):
     assert [*chain(*batches)] == list(range(count))
     assert len(list(batches)) == len(batches)
     assert list(batches) == list(batches)
+
+
+def padded(lengths, batches):
+    return sum(len(batch) * int(lengths[batch].max()) for batch in batches)
+
+
+def test_batches_by_length_show_every_example_once_with_less_padding():
+    lengths = torch.randint(3, 49, (1003,), generator=torch.Generator().manual_seed(0))
+    batches, mixed = Batches(1003, 4, indices, seed=0, lengths=lengths), Batches(1003, 4, indices, seed=0)
+    seen = epoch(batches, 0)
+    assert len(seen) == len(batches) == 250
+    assert all(len(batch) == 4 for batch in seen)
+    assert len({*chain(*seen)}) == 1000
+    assert padded(lengths, seen) < 0.7 * padded(lengths, epoch(mixed, 0))
+    assert padded(lengths, seen) < 1.1 * int(lengths.sum())
+    longest = [int(lengths[batch].max()) for batch in seen]
+    assert longest != sorted(longest)  # batches are shuffled
+
+
+def test_the_order_of_batches_by_length_depends_on_seed_and_epoch_alone():
+    lengths = torch.arange(40) % 7
+    first = Batches(40, 4, noisy, seed=1, lengths=lengths)
+    wanted = {number: epoch(first, number) for number in (0, 1)}
+    torch.manual_seed(123)
+    again = Batches(40, 4, noisy, seed=1, lengths=lengths)
+    assert {number: epoch(again, number) for number in (1, 0)} == {number: wanted[number] for number in (1, 0)}
+    assert wanted[0] != wanted[1]
+
+
+def test_the_typical_batch_has_the_mean_length_and_reading_it_changes_no_other():
+    lengths = torch.tensor([*range(1, 10), 30])
+    batches = Batches(10, 2, noisy, seed=0, lengths=lengths)
+    before = epoch(batches, 0)
+    longest = [int(lengths[chosen].max()) for chosen, _ in before]
+    mean = sum(longest) / len(longest)
+    typical, _ = batches.typical()
+    assert int(lengths[typical].max()) == min(longest, key=lambda one: abs(one - mean))
+    assert epoch(batches, 0) == before
+    plain = Batches(10, 2, noisy, seed=0)
+    assert plain.typical() == next(iter(plain))

@@ -34,7 +34,7 @@ from segue.lab.teachers import scores_of, teacher_model, teachers_of
 from segue.reporting import records as results
 from segue.reporting.records import Point, Result, RunInfo, TrainInfo, meta_info_of, removed_on_failure
 from segue.sites import Site, select
-from segue.training.batches import mapped
+from segue.training.batches import Batches, mapped
 from segue.training.distributed import Processes, launched
 from segue.training.evaluation import Evaluator
 from segue.training.fit import Fit, fit
@@ -221,7 +221,8 @@ def _replace(
 def _cost(config: Run, model: nn.Module, batches: Any, steps_taken: StepsTaken | None = None) -> Cost:
     """Count a run before it begins, or as it was."""
     device = next(model.parameters()).device
-    example = mapped(lambda tensor: tensor.to(device), next(iter(batches)))
+    first = batches.typical() if isinstance(batches, Batches) else next(iter(batches))
+    example = mapped(lambda tensor: tensor.to(device), first)
     total = config.recipe.total_steps(len(batches))
     return cost(model, config.plan, example, total_steps=total, loss_fn=config.task.loss, steps_taken=steps_taken)
 

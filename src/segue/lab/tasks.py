@@ -128,6 +128,7 @@ class SentenceTask(_Classifying):
     model: SentenceClassifier
     longest: PositiveInt = 32  # tokens
     eval_examples: PositiveInt = MORE_THAN_ANY
+    group_by_length: bool = False  # train on batches of sentences of similar length: less padding
 
     @checked
     def load(self, *, data_fraction: Fraction = 1.0, seed: Seed = 0) -> Loaded:
@@ -152,8 +153,12 @@ class SentenceTask(_Classifying):
             return encode([texts[i] for i in chosen.tolist()], labels[chosen])
 
         final = InOrder(len(texts), 128, held_out)
+        lengths = None
+        if self.group_by_length:
+            tokens = tokenizer([data.train_texts[i] for i in kept.tolist()], truncation=True, max_length=self.longest)
+            lengths = torch.tensor([len(ids) for ids in tokens["input_ids"]])
         return Loaded(
-            train=lambda size, seed: Batches(len(kept), size, batch, seed=seed),
+            train=lambda size, seed: Batches(len(kept), size, batch, seed=seed, lengths=lengths),
             validation=final if self.eval_examples >= len(texts) else InOrder(self.eval_examples, 128, held_out),
             final=final,
             build=lambda seed: self.model(data.classes, seed),

@@ -15,6 +15,7 @@ from segue.core.blending import tensors
 from segue.errors import DataError
 
 HASHED = 1 << 16  # numbers of each tensor of a batch
+POOL = 50  # batches, within which examples are sorted by length
 
 
 class Stream:
@@ -154,16 +155,27 @@ def _length(batches: Any) -> int | None:
 class Batches:
     """Shuffled batches that depend on (seed, epoch) alone; what does not fill a batch is left out.
 
+    With `lengths`, a batch has examples of similar length, so that less of it is padding.
+
     >>> batches = Batches(5, 2, lambda chosen, generator: chosen.tolist(), seed=0)
     >>> len(batches), len({*sum(batches, [])})
     (2, 4)
     """
 
-    def __init__(self, count: int, size: int, make: Callable[[Tensor, torch.Generator], Any], *, seed: int) -> None:
+    def __init__(
+        self,
+        count: int,
+        size: int,
+        make: Callable[[Tensor, torch.Generator], Any],
+        *,
+        seed: int,
+        lengths: Tensor | None = None,
+    ) -> None:
         self.count = count
         self.size = min(size, count)
         self.make = make  # (which examples, the batch's own randomness) -> batch
         self.seed = seed
+        self.lengths = lengths  # of the examples
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -174,14 +186,32 @@ class Batches:
         """Return all examples in their order, each batch with the same randomness."""
         return InOrder(self.count, self.size, lambda chosen: self.make(chosen, torch.Generator().manual_seed(self.seed)))
 
+    def typical(self) -> Any:
+        """Return the batch whose length is nearest to the mean of this epoch, or the first where lengths are not known."""
+        chosen, generator = self._chosen()
+        index = 0
+        if self.lengths is not None:
+            longest = self.lengths[chosen].amax(1).double()
+            index = int((longest - longest.mean()).abs().argmin())
+        return self.make(chosen[index], generator)
+
     def __len__(self) -> int:
         return self.count // self.size
 
     def __iter__(self) -> Iterator[Any]:
+        chosen, generator = self._chosen()
+        for examples in chosen:
+            yield self.make(examples, generator)
+
+    def _chosen(self) -> tuple[Tensor, torch.Generator]:
+        """Choose the examples of each batch of this epoch: (batches, size)."""
         generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) & 0x7FFFFFFF)
-        order = torch.randperm(self.count, generator=generator)
-        for index in range(len(self)):
-            yield self.make(order[index * self.size : (index + 1) * self.size], generator)
+        order = torch.randperm(self.count, generator=generator)[: len(self) * self.size]
+        if self.lengths is None:
+            return order.view(-1, self.size), generator
+        by_length = [pool[self.lengths[pool].argsort(stable=True)] for pool in torch.split(order, POOL * self.size)]
+        chosen = torch.cat(by_length).view(-1, self.size)
+        return chosen[torch.randperm(len(chosen), generator=generator)], generator
 
 
 class InOrder:
