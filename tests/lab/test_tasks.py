@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import segue
 from segue.data import Crop, Digits, Tsv
+from segue.data.dataset import TextDataset
 from segue.diagnostics.counting import flops
 from segue.errors import ConfigError
 from segue.lab.config import Run, Teacher
@@ -201,6 +202,32 @@ def test_sentences_of_similar_length_share_a_batch(sentences):
     padding = [int((batch["attention_mask"] == 0).sum()) for batch in batches]
     assert sum(padding) <= 2  # one batch at most has both lengths
     assert sum(int((batch["attention_mask"] == 0).sum()) for batch in sentences.load().train(2, 0)) > 2
+
+
+@pytest.mark.parametrize("count", [64, 100])
+def test_evaluations_by_length_see_the_same_sentences_with_less_padding(sentences, count):
+    words = ["a", "very", "not", "good", "film"]
+    texts = [" ".join(words[(i + j) % 5] for j in range(1 + (7 * i) % 13)) for i in range(100)]
+    data = TextDataset(
+        train_texts=texts, train_labels=torch.zeros(100), test_texts=texts, test_labels=torch.arange(100), classes=2
+    )
+    task = replace(sentences, source=lambda: data, longest=20, eval_examples=count)
+    mixed, grouped = (list(replace(task, group_by_length=by_length).load().validation) for by_length in (False, True))
+
+    def rows(batches):
+        return {
+            int(label): ids[mask.bool()].tolist()
+            for batch in batches
+            for label, ids, mask in zip(batch["labels"], batch["input_ids"], batch["attention_mask"], strict=True)
+        }
+
+    def padding(batches):
+        return sum(int((batch["attention_mask"] == 0).sum()) for batch in batches)
+
+    assert rows(grouped) == rows(mixed)
+    assert set(rows(mixed)) == set(range(count))
+    assert padding(grouped) <= 0.5 * padding(mixed)
+    assert abs(int(grouped[0]["attention_mask"][0].sum()) - 9) <= 1  # of 3 to 15 tokens
 
 
 @pytest.mark.parametrize("seed", range(4))

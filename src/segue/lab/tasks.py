@@ -128,7 +128,7 @@ class SentenceTask(_Classifying):
     model: SentenceClassifier
     longest: PositiveInt = 32  # tokens
     eval_examples: PositiveInt = MORE_THAN_ANY
-    group_by_length: bool = False  # train on batches of sentences of similar length: less padding
+    group_by_length: bool = False  # batches of sentences of similar length: less padding
 
     @checked
     def load(self, *, data_fraction: Fraction = 1.0, seed: Seed = 0) -> Loaded:
@@ -152,14 +152,22 @@ class SentenceTask(_Classifying):
         def held_out(chosen: Tensor) -> dict[str, Tensor]:
             return encode([texts[i] for i in chosen.tolist()], labels[chosen])
 
-        final = InOrder(len(texts), 128, held_out)
-        lengths = None
-        if self.group_by_length:
-            tokens = tokenizer([data.train_texts[i] for i in kept.tolist()], truncation=True, max_length=self.longest)
-            lengths = torch.tensor([len(ids) for ids in tokens["input_ids"]])
+        def lengths(sentences: list[str]) -> Tensor:
+            tokens = tokenizer(sentences, truncation=True, max_length=self.longest)
+            return torch.tensor([len(ids) for ids in tokens["input_ids"]])
+
+        def first(count: int) -> InOrder:
+            """Return the first held-out sentences, by length if asked for, with one of median length at the front."""
+            if not self.group_by_length:
+                return InOrder(count, 128, held_out)
+            order = lengths(texts[:count]).argsort(stable=True).roll(-(count // 2))
+            return InOrder(count, 32, lambda chosen: held_out(order[chosen]))
+
+        of_train = lengths([data.train_texts[i] for i in kept.tolist()]) if self.group_by_length else None
+        final = first(len(texts))
         return Loaded(
-            train=lambda size, seed: Batches(len(kept), size, batch, seed=seed, lengths=lengths),
-            validation=final if self.eval_examples >= len(texts) else InOrder(self.eval_examples, 128, held_out),
+            train=lambda size, seed: Batches(len(kept), size, batch, seed=seed, lengths=of_train),
+            validation=final if self.eval_examples >= len(texts) else first(self.eval_examples),
             final=final,
             build=lambda seed: self.model(data.classes, seed),
             examples=len(kept),
