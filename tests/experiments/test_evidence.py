@@ -94,6 +94,13 @@ def test_a_run_that_has_the_machine_for_itself_is_the_same_run():
     assert config_hash(shared) == config_hash(alone)
 
 
+def test_variances_are_measured_where_a_claim_needs_them():
+    measured = {run.method for run in runs("digits", "further", seeds=1) if run.diagnostics}
+    assert measured == {"theseus_gumbel", "gumbel_dfg"}
+    assert all(run.diagnostics for run in runs("digits", seeds=1))
+    assert not any(run.diagnostics for run in runs("fashion", "further", seeds=1))
+
+
 def test_a_wrong_setting_is_named():
     with pytest.raises(ConfigError, match="there is no setting 'cifar10'"):
         runs("cifar10")
@@ -109,6 +116,16 @@ def test_committed_results_are_of_the_configurations_of_today():
     expected = {run.name: config_hash(run) for run in tuned(Experiment(recipes.__file__), place / "tuned.json").runs()}
     found = {result.run_info.name: result.run_info.config_hash for result in records.read_all(place / "results")}
     assert found == expected
+
+
+@pytest.mark.parametrize("setting", [name for name in SETTINGS if judges.FOLDERS[name].is_dir()])
+def test_committed_evidence_is_of_the_configurations_of_today(setting):
+    expected = {}
+    for path in sorted((ROOT / "experiments" / "evidence" / "tuned").glob(f"{setting}*.json")):
+        known = tuned(Experiment(**{name: records.read_json(path, name)[name] for name in ("place", "options")}), path)
+        expected |= {run.name: config_hash(run) for run in known.runs() if run.choice is not None}
+    found = {result.run_info.name: result.run_info.config_hash for result in records.read_all(judges.FOLDERS[setting])}
+    assert found.items() <= expected.items()
 
 
 def test_the_page_is_what_the_committed_results_say(evidence):
