@@ -163,10 +163,13 @@ class SentenceTask(_Classifying):
             order = lengths(texts[:count]).argsort(stable=True).roll(-(count // 2))
             return InOrder(count, 32, lambda chosen: held_out(order[chosen]))
 
-        of_train = lengths([data.train_texts[i] for i in kept.tolist()]) if self.group_by_length else None
+        def training(size: int, seed: int) -> Batches:
+            of_train = lengths([data.train_texts[i] for i in kept.tolist()]) if self.group_by_length else None
+            return Batches(len(kept), size, batch, seed=seed, lengths=of_train)
+
         final = first(len(texts))
         return Loaded(
-            train=lambda size, seed: Batches(len(kept), size, batch, seed=seed, lengths=of_train),
+            train=training,
             validation=final if self.eval_examples >= len(texts) else first(self.eval_examples),
             final=final,
             build=lambda seed: self.model(data.classes, seed),
