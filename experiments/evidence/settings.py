@@ -82,7 +82,7 @@ def cifar100_model(weights: str | None = None) -> SmallViT:
 def cifar100_task(weights: str | None = None) -> ImageTask:
     """Return the paper's data with the paper's loss, and crops and mirrored images."""
     source = Torchvision(name="CIFAR100", folder=".")  # the folder cifar-100-python is in SEGUE_DATA itself
-    return ImageTask(source=source, model=cifar100_model(weights), augment=CropFlip(), eval_examples=500)
+    return ImageTask(source=source, model=cifar100_model(weights), augment=CropFlip(), eval_examples=1000)
 
 
 def cifar100() -> Setting:
@@ -102,7 +102,7 @@ def cifar100() -> Setting:
         Case(group="100 % of the data", start=start),
         Case(group="10 % of the data", start=start, data_fraction=0.1),
     )
-    return Setting(preset=preset, cases=cases)
+    return Setting(preset=preset, cases=cases, evenly=True)
 
 
 def minilm_task() -> SentenceTask:
