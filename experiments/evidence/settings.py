@@ -97,7 +97,7 @@ def cifar100() -> Setting:
         evaluations=10,
         diagnostics=(),
     )
-    start = Start(lr=2e-3)
+    start = Start(lr=2e-3, hold=0.5, after=5e-4, after_few=1e-3)  # a fit of 0.2 would be 32 steps: too few (docs/lab-log.md)
     cases = (
         Case(group="100 % of the data", start=start),
         Case(group="10 % of the data", start=start, data_fraction=0.1),
