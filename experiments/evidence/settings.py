@@ -131,10 +131,14 @@ def minilm() -> Setting:
     )
     linear = {"sites": "**.attention.self", "student": LinearAttention(feature_map="hedgehog")}
     rates = Rates(new=3e-3, copied=1e-4)
-    updates = {"split": 8, "reuse": 2}  # sixteen: a batch has eight sentences
+    fits: dict[str, Any] = {
+        "updates": {"split": 8, "reuse": 2},  # sixteen: a batch has eight sentences
+        "hold": 0.5,
+        "then": {"fresh": True, "warmup": 0.1},  # moments of the fit, whose gradients are small, make steps too large after it
+    }
     cases = (
-        Case(group="Re-initialised attention", start=Start(lr=3e-4, fit=1e-3, after=3e-4, updates=updates)),
-        Case(group="Linear attention", start=Start(lr=rates, fit=rates, after=rates, updates=updates), plan=linear),
+        Case(group="Re-initialised attention", start=Start(lr=3e-4, fit=2e-3, after=3e-4, **fits)),
+        Case(group="Linear attention", start=Start(lr=rates, fit=replace(rates, new=6e-3), after=rates, **fits), plan=linear),
     )
     return Setting(preset=preset, cases=cases)
 
