@@ -28,6 +28,8 @@ from segue.students import LinearAttention, WindowedLinear
 from segue.training.recipe import Recipe
 
 CIFAR100_TEACHER = "experiments/evidence/teachers/cifar100.safetensors"  # train_teachers.py writes it
+# Of short runs: a fit of half of the run, then an optimizer without the moments of the fit (docs/lab-log.md).
+LONG_FIT: dict[str, Any] = {"hold": 0.5, "then": {"fresh": True, "warmup": 0.1}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ def cifar100() -> Setting:
         evaluations=10,
         diagnostics=(),
     )
-    start = Start(lr=2e-3, hold=0.5, after=5e-4, after_few=1e-3)  # a fit of 0.2 would be 32 steps: too few (docs/lab-log.md)
+    start = Start(lr=2e-3, fit=8e-3, after=5e-4, after_few=1e-3, **LONG_FIT)
     cases = (
         Case(group="100 % of the data", start=start),
         Case(group="10 % of the data", start=start, data_fraction=0.1),
@@ -131,11 +133,7 @@ def minilm() -> Setting:
     )
     linear = {"sites": "**.attention.self", "student": LinearAttention(feature_map="hedgehog")}
     rates = Rates(new=3e-3, copied=1e-4)
-    fits: dict[str, Any] = {
-        "updates": {"split": 8, "reuse": 2},  # sixteen: a batch has eight sentences
-        "hold": 0.5,
-        "then": {"fresh": True, "warmup": 0.1},  # moments of the fit, whose gradients are small, make steps too large after it
-    }
+    fits = {**LONG_FIT, "updates": {"split": 8, "reuse": 2}}  # sixteen: a batch has eight sentences
     cases = (
         Case(group="Re-initialised attention", start=Start(lr=3e-4, fit=2e-3, after=3e-4, **fits)),
         Case(group="Linear attention", start=Start(lr=rates, fit=replace(rates, new=6e-3), after=rates, **fits), plan=linear),
@@ -160,12 +158,11 @@ def stories() -> Setting:
         fit=RATES,
         after=AFTER_FIT,
         after_few=RATES,  # a quarter of the updates: what follows has more to learn
-        then={"fresh": True, "warmup": 0.1},
-        hold=0.5,
         updates={"split": 4, "reuse": 4},
         distill=KL,
         labels=0.0,
         outside=1.6,
+        **LONG_FIT,
     )
     return Setting(preset=preset, cases=(Case(start=start, plan={"student": WindowedLinear(**WINDOW)}),), evenly=True)
 
