@@ -54,6 +54,11 @@ class Place:
         return self.first.train_info.teacher[self.first.train_info.score]
 
     @property
+    def teacher_eval(self) -> float:
+        """The teacher's score on the examples of the curves."""
+        return self.first.train_info.teacher_eval[self.first.train_info.score]
+
+    @property
     def re_initialised(self) -> bool:
         """Whether students are their teachers with new weights."""
         return bool(self.first.run_info.config["plan"]["student"]["kind"] == "students.Reinit")

@@ -231,12 +231,29 @@ def test_the_front_page_has_the_numbers_of_the_committed_results(digits):
         assert f"| {cells[3]} | {cells[1]} |" in readme
 
 
+def test_the_front_page_has_the_ratio_of_every_setting(evidence):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = readme[readme.index("Against the best other method") :].partition("[Results]")[0]
+    ratios = [re.search(r"[\d.]+", row.split(" | ")[5]) for row in page.summary(page.shown(evidence))[2:]]
+    assert all(f"{float(ratio[0]):.2f}" in said for ratio in ratios if ratio)
+
+
 def test_the_page_of_results_is_that_of_the_committed_results(evidence):
     places = page.shown(evidence)
     assert places
     _, inside, _ = page.parts(page.PAGE.read_text(encoding="utf-8"))
     assert inside.strip() == page.markdown(places).strip()
     assert all(page.figure_of(place.setting).is_file() for place in places)
+
+
+def test_curves_are_compared_with_the_teacher_on_the_same_examples(evidence, monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(page, "_needs", lambda axes, place: drawn.append(axes.figure.axes[0]))
+    (place,) = (place for place in evidence.places if place.setting == "cifar100" and place.group.startswith("100"))
+    page.draw([place], tmp_path / "figure.png")
+    heights = [line.get_ydata()[0] for line in drawn[0].lines if len(set(line.get_ydata())) == 1]
+    assert heights == [0.476, pytest.approx(0.95 * 0.476)]
+    assert place.teacher == pytest.approx(0.4871)
 
 
 def test_the_figure_of_a_setting_has_a_row_for_each_group(digits, tmp_path):

@@ -25,3 +25,8 @@ def test_figure_one_shows_blocks_0_7_and_11():
     runs = place.arms["local_fit"].values()
     mean = sum(run.train_info.points[-1].cosine["blocks.11.attn"] for run in runs) / len(runs)
     assert abs(last.get_ydata()[-1] - mean) < 1e-9
+
+
+def test_the_figures_have_the_methods_of_the_paper():
+    place = places_of("shown", records.read_all(paper.known()))[0]
+    assert place.has("student_only", "distillation", "theseus", "dcr", "dcr_dfg")
