@@ -238,6 +238,16 @@ def test_the_front_page_has_the_ratio_of_every_setting(evidence):
     assert all(f"{float(ratio[0]):.2f}" in said for ratio in ratios if ratio)
 
 
+@pytest.mark.parametrize("name", ["cifar100, 100 % of the data", "minilm, Re-initialised attention"])
+def test_the_answer_has_the_score_of_every_arm_at_the_end(evidence, name):
+    (place,) = (place for place in evidence.places if place.name == name)
+    head, _, _ = page.parts(page.PAGE.read_text(encoding="utf-8"))
+    said = set(re.findall(r"\d+\.\d", head))
+    ends = {f"{100 * sum(map(measures.final, runs.values())) / len(runs):.1f}" for runs in place.arms.values()}
+    assert len(ends) == 5
+    assert ends <= said
+
+
 def test_the_page_of_results_is_that_of_the_committed_results(evidence):
     places = page.shown(evidence)
     assert places
