@@ -62,7 +62,7 @@ def fitted(length: float, then: Phase, *, plan: Mapping[str, Any] | None = None,
 def eight(start: Start) -> tuple[Arm, ...]:
     """Return the arms of every setting; where time is short, the last are left out first."""
     kl: Callable[..., Plan] = partial(methods.distillation, distill=start.distill)
-    few = replace(start, after=start.after_few or start.after)
+    few = _few(start)
     if not start.labels:
         kl = phased(Phase(name="students alone", task=0.0), distill=start.distill, guidance=None)
     return (
@@ -79,20 +79,28 @@ def eight(start: Start) -> tuple[Arm, ...]:
 
 def further(start: Start) -> tuple[Arm, ...]:
     """Return the paper's other methods, other published ones, and what can show that a part of our recipe is not needed."""
-    lr, kl = start.lr, start.distill
+    lr, kl, few = start.lr, start.distill, _few(start)
     no_kl: dict[str, Any] = {"distill": None}
+    short = replace(few, hold=0.2, then={})
+    unfitted = Phase(name="handover", schedule=Adaptive())
     return (
         Arm("theseus_gumbel", "Theseus-Gumbel", lr, methods.theseus_gumbel),
         Arm("gumbel_dfg", "Gumbel + DFG", lr, methods.gumbel_dfg),
         Arm("fitnets", "FitNets", lr, methods.fitnets),
-        Arm("lolcats", "LoLCATs: local fit, jump, no KL", lr, _fit(start, _jump(start), length=0.5, plan=no_kl)),
-        Arm("halo_short", "HALO-style, a shorter local fit", lr, _fit(start, _jump(start), length=0.1)),
+        Arm("lolcats", "LoLCATs: local fit, jump, no KL", lr, _fit(start, _jump(few), length=0.5, plan=no_kl)),
+        Arm("halo_short", "HALO-style, a shorter local fit", lr, _fit(start, _jump(few), length=0.1)),
         Arm("dcr_dfg_kl", "DCR + DFG + KL", lr, partial(methods.dcr_dfg, distill=kl)),
-        Arm("fit_1_ramp", "Local fit once a batch, ramp", lr, _fit(start, _ramp(start))),
-        Arm("fit_1_adaptive", "Local fit once a batch, Adaptive", lr, _fit(start, _adaptive(start))),
+        Arm("fit_1_ramp", "Local fit once a batch, ramp", lr, _fit(start, _ramp(few))),
+        Arm("fit_1_adaptive", "Local fit once a batch, Adaptive", lr, _fit(start, _adaptive(few))),
+        Arm("local_fit_short", "Local fit of a fifth, its optimizer goes on", lr, _ours(short, _jump(short))),
         Arm("fit_ramp", "Local fit in sub-batches, ramp", lr, _ours(start, _ramp(start))),
         Arm("fit_only", "Local fit in sub-batches alone, no labels", lr, _only(start)),
-        Arm("adaptive_dfg_kl", "Adaptive + DFG + KL, no local fit", lr, phased(_adaptive(start, lr=None), distill=kl)),
+        Arm(
+            "adaptive_dfg_kl",
+            "Adaptive + DFG + KL, no local fit",
+            lr,
+            phased(Phase(name="handover", schedule=Adaptive()), distill=kl),
+        ),
         Arm("fit_adaptive_unguided", "Local fit, Adaptive, no guidance", lr, _ours(start, _adaptive(start, guidance=0.0))),
         Arm("fit_adaptive_no_kl", "Local fit, Adaptive, no KL", lr, _ours(start, _adaptive(start), plan=no_kl)),
         Arm("local_fit_no_kl", "Local fit, jump, no KL", lr, _ours(start, _jump(start), plan=no_kl)),
@@ -105,6 +113,11 @@ def further(start: Start) -> tuple[Arm, ...]:
             partial(methods.dcr_dfg, guidance=FeatureGuidance(scale="paper")),
         ),
     )
+
+
+def _few(start: Start) -> Start:
+    """Return the same for an arm whose local fit makes few updates."""
+    return replace(start, after=start.after_few or start.after)
 
 
 ARMS: dict[str, Callable[[Start], tuple[Arm, ...]]] = {"eight": eight, "further": further}

@@ -40,24 +40,26 @@ def runs(
 ) -> list[Run]:
     """Return arms x groups x seeds of a setting; the seed varies slowest, so that an interrupted grid has complete seeds.
 
-    `only` selects arms by parts of their names, `group` groups by a part of theirs. `one_rate` is a tuned.json whose rate for
-    student-only training all arms get (the paper's protocol). `alone` notes that nothing else runs on the machine. `data` is
-    SEGUE_DATA.
+    `only` selects arms by their names, `group` groups by a part of theirs. `one_rate` is a tuned.json whose rate for student-only
+    training all arms get (the paper's protocol). `alone` notes that nothing else runs on the machine. `data` is SEGUE_DATA.
     """
     if data:
         os.environ["SEGUE_DATA"] = data
     found = _named("setting", SETTINGS, setting)()
     arms_of = _named("arms", known_arms.ARMS, arms)
+    known = {arm.name: arm for arm in arms_of(found.cases[0].start)}
+    for name in only.split(",") if only else ():
+        _named("arm", known, name, option="only")
     made = [
         _run(found, case, arm, seed, steps, alone)
         for seed in range(seeds)
         for case in found.cases
         if str(group) in case.group
         for arm in arms_of(case.start)
-        if any(part in arm.name for part in only.split(","))
+        if not only or arm.name in only.split(",")
     ]
-    if arms == "further" or one_rate:  # measuring takes longer than training; claims are about the arms with coins
-        made = [run if run.method in known_arms.WITH_COINS else replace(run, diagnostics=()) for run in made]
+    shared = not (one_rate or alone)
+    made = [run if shared and _measured(run, arms) else replace(run, diagnostics=()) for run in made]
     return _at_one_rate(made, Path(one_rate)) if one_rate else made
 
 
@@ -70,6 +72,11 @@ def _run(setting: Setting, case: Case, arm: Arm, seed: int, steps: int | None, a
     early = early_evaluations(total, evaluations)  # dense where work to a target is decided
     recipe = replace(run.recipe, lr=arm.lr, steps=total)
     return replace(run, recipe=recipe, evaluations=evaluations if setting.evenly else early, alone=alone)
+
+
+def _measured(run: Run, arms: str) -> bool:
+    """Whether diagnostics, which take longer than training, are of use: claims are about methods that blend or toss coins."""
+    return run.method in known_arms.WITH_COINS if arms == "further" else not any(phase.local for phase in run.plan.phases)
 
 
 def _at_one_rate(runs: list[Run], tuned: Path) -> list[Run]:
@@ -85,7 +92,9 @@ def _at_one_rate(runs: list[Run], tuned: Path) -> list[Run]:
     return found
 
 
-def _named(what: str, known: dict[str, T], name: str) -> T:
+def _named(what: str, known: dict[str, T], name: str, *, option: str = "") -> T:
     if name not in known:
-        raise ConfigError(f"there is no {what} {name!r}.", nearest(name, list(known)), f"give -o {what}={next(iter(known))}.")
+        raise ConfigError(
+            f"there is no {what} {name!r}.", nearest(name, list(known)), f"give -o {option or what}={next(iter(known))}."
+        )
     return known[name]

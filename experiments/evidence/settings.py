@@ -63,12 +63,13 @@ def digits() -> Setting:
         evaluations=20,
         diagnostics=(VARIANCE,),
     )
-    return Setting(preset=preset, cases=(Case(start=Start(lr=4e-3), data_fraction=0.248),))  # of 1,297: 320 images
+    start = Start(lr=4e-3, fit=8e-3, after=5e-4, after_few=1e-3, **LONG_FIT)
+    return Setting(preset=preset, cases=(Case(start=start, data_fraction=0.248),))  # of 1,297: 320 images
 
 
 def fashion() -> Setting:
     """Return setting 2: Fashion-MNIST, a twelve-block ViT, attention re-initialised, all of the data and 2 % of it."""
-    start = Start(lr=4e-3)
+    start = Start(lr=4e-3, fit=1.6e-2, after=5e-4, after_few=1e-3, **LONG_FIT)
     cases = (
         Case(group="100 % of the data", start=start),
         Case(group="2 % of the data", start=start, data_fraction=0.02),

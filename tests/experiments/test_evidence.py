@@ -63,7 +63,7 @@ def test_every_setting_has_the_eight_arms_with_five_seeds(setting):
 
 def test_the_arms_are_those_of_the_issue_and_the_shipped_recipe_is_one_of_them():
     names = [arm.name for arm in (*eight(Start(lr=1e-3)), *further(Start(lr=1e-3)))]
-    assert len(names) == len(set(names)) == 25
+    assert len(names) == len(set(names)) == 26
     assert {*OUTSIDE, OURS} <= set(names)
     arm = next(arm for arm in eight(Start(lr=4e-3)) if arm.name == OURS)
     assert arm.plan(sites="blocks.*.attn") == methods.local_fit(sites="blocks.*.attn")
@@ -97,13 +97,16 @@ def test_a_run_that_has_the_machine_for_itself_is_the_same_run():
 def test_variances_are_measured_where_a_claim_needs_them():
     measured = {run.method for run in runs("digits", "further", seeds=1) if run.diagnostics}
     assert measured == {"theseus_gumbel", "gumbel_dfg"}
-    assert all(run.diagnostics for run in runs("digits", seeds=1))
+    measured = {run.method for run in runs("digits", seeds=1) if run.diagnostics}
+    assert measured == {"student_only", "distillation", "dcr_dfg", "dcr", "theseus"}
     assert not any(run.diagnostics for run in runs("fashion", "further", seeds=1))
 
 
 def test_a_wrong_setting_is_named():
     with pytest.raises(ConfigError, match="there is no setting 'cifar10'"):
         runs("cifar10")
+    with pytest.raises(ConfigError, match="there is no arm 'hallo'"):
+        runs("digits", only="hallo,dcr")
 
 
 def test_linear_attention_has_a_rate_for_each_kind_of_parameter():
@@ -323,3 +326,4 @@ def test_groups_and_arms_can_be_left_out():
         ("100 % of the data", "halo"),
         ("100 % of the data", "theseus"),
     }
+    assert {run.method for run in runs("digits", seeds=1, only="dcr")} == {"dcr"}  # not dcr_dfg
