@@ -95,12 +95,7 @@ def further(start: Start) -> tuple[Arm, ...]:
         Arm("local_fit_short", "Local fit of a fifth, its optimizer goes on", lr, _ours(short, _jump(short))),
         Arm("fit_ramp", "Local fit in sub-batches, ramp", lr, _ours(start, _ramp(start))),
         Arm("fit_only", "Local fit in sub-batches alone, no labels", lr, _only(start)),
-        Arm(
-            "adaptive_dfg_kl",
-            "Adaptive + DFG + KL, no local fit",
-            lr,
-            phased(Phase(name="handover", schedule=Adaptive()), distill=kl),
-        ),
+        Arm("adaptive_dfg_kl", "Adaptive + DFG + KL, no local fit", lr, phased(unfitted, distill=kl)),
         Arm("fit_adaptive_unguided", "Local fit, Adaptive, no guidance", lr, _ours(start, _adaptive(start, guidance=0.0))),
         Arm("fit_adaptive_no_kl", "Local fit, Adaptive, no KL", lr, _ours(start, _adaptive(start), plan=no_kl)),
         Arm("local_fit_no_kl", "Local fit, jump, no KL", lr, _ours(start, _jump(start), plan=no_kl)),

@@ -40,8 +40,9 @@ def runs(
 ) -> list[Run]:
     """Return arms x groups x seeds of a setting; the seed varies slowest, so that an interrupted grid has complete seeds.
 
-    `only` selects arms by their names, `group` groups by a part of theirs. `one_rate` is a tuned.json whose rate for student-only
-    training all arms get (the paper's protocol). `alone` notes that nothing else runs on the machine. `data` is SEGUE_DATA.
+    `only` selects arms by their names, `group` groups by a part of theirs. `one_rate` is a tuned.json whose rate for
+    student-only training all arms get (the paper's protocol). `alone` notes that nothing else runs on the machine. `data` is
+    SEGUE_DATA.
     """
     if data:
         os.environ["SEGUE_DATA"] = data
@@ -49,7 +50,7 @@ def runs(
     arms_of = _named("arms", known_arms.ARMS, arms)
     known = {arm.name: arm for arm in arms_of(found.cases[0].start)}
     for name in only.split(",") if only else ():
-        _named("arm", known, name, option="only")
+        _named("arm", known, name, "only")
     made = [
         _run(found, case, arm, seed, steps, alone)
         for seed in range(seeds)
@@ -92,9 +93,8 @@ def _at_one_rate(runs: list[Run], tuned: Path) -> list[Run]:
     return found
 
 
-def _named(what: str, known: dict[str, T], name: str, *, option: str = "") -> T:
+def _named(what: str, known: dict[str, T], name: str, option: str = "") -> T:
     if name not in known:
-        raise ConfigError(
-            f"there is no {what} {name!r}.", nearest(name, list(known)), f"give -o {option or what}={next(iter(known))}."
-        )
+        hint = f"give -o {option or what}={next(iter(known))}."
+        raise ConfigError(f"there is no {what} {name!r}.", nearest(name, list(known)), hint)
     return known[name]
