@@ -230,9 +230,10 @@ def test_evaluations_by_length_see_the_same_sentences_with_less_padding(sentence
     assert abs(int(grouped[0]["attention_mask"][0].sum()) - 9) <= 1  # of 3 to 15 tokens
 
 
+@pytest.mark.parametrize("by_length", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_operations_are_counted_on_sentences_of_mean_length(sentences, seed, tmp_path):
-    task = replace(sentences, group_by_length=True, longest=16)
+def test_operations_are_counted_on_sentences_of_mean_length(sentences, seed, by_length, tmp_path):
+    task = replace(sentences, group_by_length=by_length, longest=16)
     teacher = Teacher(task=task, stages=())
     names = {"experiment": "tests", "method": "student_only", "label": "Student only"}
     settings = {"task": task, "teacher": teacher, "batch": 2, "recipe": Recipe(steps=1), "diagnostics": ()}

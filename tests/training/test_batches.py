@@ -232,7 +232,7 @@ def padded(lengths, batches):
 
 def test_batches_by_length_show_every_example_once_with_less_padding():
     lengths = torch.randint(3, 49, (1003,), generator=torch.Generator().manual_seed(0))
-    batches, mixed = Batches(1003, 4, indices, seed=0, lengths=lengths), Batches(1003, 4, indices, seed=0)
+    batches, mixed = (Batches(1003, 4, indices, seed=0, lengths=lengths, grouped=grouped) for grouped in (True, False))
     seen = epoch(batches, 0)
     assert len(seen) == len(batches) == 250
     assert all(len(batch) == 4 for batch in seen)
@@ -245,17 +245,18 @@ def test_batches_by_length_show_every_example_once_with_less_padding():
 
 def test_the_order_of_batches_by_length_depends_on_seed_and_epoch_alone():
     lengths = torch.arange(40) % 7
-    first = Batches(40, 4, noisy, seed=1, lengths=lengths)
+    first = Batches(40, 4, noisy, seed=1, lengths=lengths, grouped=True)
     wanted = {number: epoch(first, number) for number in (0, 1)}
     torch.manual_seed(123)
-    again = Batches(40, 4, noisy, seed=1, lengths=lengths)
+    again = Batches(40, 4, noisy, seed=1, lengths=lengths, grouped=True)
     assert {number: epoch(again, number) for number in (1, 0)} == {number: wanted[number] for number in (1, 0)}
     assert wanted[0] != wanted[1]
 
 
-def test_the_typical_batch_has_the_mean_length_and_reading_it_changes_no_other():
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_typical_batch_has_the_mean_length_and_reading_it_changes_no_other(grouped):
     lengths = torch.tensor([*range(1, 10), 30])
-    batches = Batches(10, 2, noisy, seed=0, lengths=lengths)
+    batches = Batches(10, 2, noisy, seed=0, lengths=lengths, grouped=grouped)
     before = epoch(batches, 0)
     longest = [int(lengths[chosen].max()) for chosen, _ in before]
     mean = sum(longest) / len(longest)

@@ -164,8 +164,8 @@ class SentenceTask(_Classifying):
             return InOrder(count, 32, lambda chosen: held_out(order[chosen]))
 
         def training(size: int, seed: int) -> Batches:
-            of_train = lengths([data.train_texts[i] for i in kept.tolist()]) if self.group_by_length else None
-            return Batches(len(kept), size, batch, seed=seed, lengths=of_train)
+            of_train = lengths([data.train_texts[i] for i in kept.tolist()])
+            return Batches(len(kept), size, batch, seed=seed, lengths=of_train, grouped=self.group_by_length)
 
         final = first(len(texts))
         return Loaded(

@@ -155,7 +155,7 @@ def _length(batches: Any) -> int | None:
 class Batches:
     """Shuffled batches that depend on (seed, epoch) alone; what does not fill a batch is left out.
 
-    With `lengths`, a batch has examples of similar length, so that less of it is padding.
+    With `grouped`, a batch has examples of similar length, so that less of it is padding.
 
     >>> batches = Batches(5, 2, lambda chosen, generator: chosen.tolist(), seed=0)
     >>> len(batches), len({*sum(batches, [])})
@@ -170,12 +170,14 @@ class Batches:
         *,
         seed: int,
         lengths: Tensor | None = None,
+        grouped: bool = False,
     ) -> None:
         self.count = count
         self.size = min(size, count)
         self.make = make  # (which examples, the batch's own randomness) -> batch
         self.seed = seed
         self.lengths = lengths  # of the examples
+        self.grouped = grouped
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -187,7 +189,7 @@ class Batches:
         return InOrder(self.count, self.size, lambda chosen: self.make(chosen, torch.Generator().manual_seed(self.seed)))
 
     def typical(self) -> Any:
-        """Return the batch whose length is nearest to the mean of this epoch, or the first where lengths are not known."""
+        """Return the batch whose length is nearest to the mean of this epoch, or the first if lengths are unknown."""
         chosen, generator = self._chosen()
         index = 0
         if self.lengths is not None:
@@ -207,7 +209,7 @@ class Batches:
         """Choose the examples of each batch of this epoch: (batches, size)."""
         generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) & 0x7FFFFFFF)
         order = torch.randperm(self.count, generator=generator)[: len(self) * self.size]
-        if self.lengths is None:
+        if self.lengths is None or not self.grouped:
             return order.view(-1, self.size), generator
         by_length = [pool[self.lengths[pool].argsort(stable=True)] for pool in torch.split(order, POOL * self.size)]
         chosen = torch.cat(by_length).view(-1, self.size)
