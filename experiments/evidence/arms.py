@@ -39,10 +39,10 @@ class Start:
 
     lr: float | Rates  # of a run in one phase
     fit: float | Rates = 4e-3  # of a local fit
-    after: float | Rates = 1e-3  # of what follows a local fit
+    after: float | Rates = 2.5e-4  # of what follows a local fit
     after_few: float | Rates | None = None  # the same after a fit of few updates, where it has other rates
-    then: dict[str, Any] = field(default_factory=dict)  # more settings of what follows a local fit
-    hold: float = 0.2  # the part of a run that is our local fit
+    hold: float = 0.5  # the part of a run that is our local fit
+    then: dict[str, Any] = field(default_factory=lambda: {"fresh": True, "warmup": 0.1})  # of what follows a local fit
     updates: dict[str, int] = field(default_factory=lambda: {"split": 16})  # of our local fit, from each forward: sixteen
     distill: LogitDistillation = field(default_factory=LogitDistillation)
     labels: float = 1.0  # the weight of the task's loss beside a distillation

@@ -28,8 +28,6 @@ from segue.students import LinearAttention, WindowedLinear
 from segue.training.recipe import Recipe
 
 CIFAR100_TEACHER = "experiments/evidence/teachers/cifar100.safetensors"  # train_teachers.py writes it
-# Of short runs: a fit of half of the run, then an optimizer without the moments of the fit (docs/lab-log.md).
-LONG_FIT: dict[str, Any] = {"hold": 0.5, "then": {"fresh": True, "warmup": 0.1}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +61,13 @@ def digits() -> Setting:
         evaluations=20,
         diagnostics=(VARIANCE,),
     )
-    start = Start(lr=4e-3, fit=8e-3, after=5e-4, after_few=1e-3, **LONG_FIT)
+    start = Start(lr=4e-3, fit=8e-3, after=5e-4, after_few=1e-3)
     return Setting(preset=preset, cases=(Case(start=start, data_fraction=0.248),))  # of 1,297: 320 images
 
 
 def fashion() -> Setting:
     """Return setting 2: Fashion-MNIST, a twelve-block ViT, attention re-initialised, all of the data and 2 % of it."""
-    start = Start(lr=4e-3, fit=1.6e-2, after=5e-4, after_few=1e-3, **LONG_FIT)
+    start = Start(lr=4e-3, fit=1.6e-2, after=5e-4, after_few=1e-3)
     cases = (
         Case(group="100 % of the data", start=start),
         Case(group="2 % of the data", start=start, data_fraction=0.02),
@@ -100,7 +98,7 @@ def cifar100() -> Setting:
         evaluations=10,
         diagnostics=(),
     )
-    start = Start(lr=2e-3, fit=8e-3, after=5e-4, after_few=1e-3, **LONG_FIT)
+    start = Start(lr=2e-3, fit=8e-3, after=5e-4, after_few=1e-3)
     cases = (
         Case(group="100 % of the data", start=start),
         Case(group="10 % of the data", start=start, data_fraction=0.1),
@@ -134,10 +132,14 @@ def minilm() -> Setting:
     )
     linear = {"sites": "**.attention.self", "student": LinearAttention(feature_map="hedgehog")}
     rates = Rates(new=3e-3, copied=1e-4)
-    fits = {**LONG_FIT, "updates": {"split": 8, "reuse": 2}}  # sixteen: a batch has eight sentences
+    updates = {"split": 8, "reuse": 2}  # sixteen: a batch has eight sentences
     cases = (
-        Case(group="Re-initialised attention", start=Start(lr=3e-4, fit=2e-3, after=3e-4, **fits)),
-        Case(group="Linear attention", start=Start(lr=rates, fit=replace(rates, new=6e-3), after=rates, **fits), plan=linear),
+        Case(group="Re-initialised attention", start=Start(lr=3e-4, fit=2e-3, after=3e-4, updates=updates)),
+        Case(
+            group="Linear attention",
+            start=Start(lr=rates, fit=replace(rates, new=6e-3), after=rates, updates=updates),
+            plan=linear,
+        ),
     )
     return Setting(preset=preset, cases=cases)
 
@@ -163,7 +165,6 @@ def stories() -> Setting:
         distill=KL,
         labels=0.0,
         outside=1.6,
-        **LONG_FIT,
     )
     return Setting(preset=preset, cases=(Case(start=start, plan={"student": WindowedLinear(**WINDOW)}),), evenly=True)
 

@@ -222,7 +222,7 @@ def halo(sites: Selector, *, hold: Fraction = 0.3, **settings: Unpack[PlanKeywor
 def local_fit(
     sites: Selector,
     *,
-    hold: Fraction = 0.2,
+    hold: Fraction = 0.5,
     split: PositiveInt = 16,
     reuse: PositiveInt = 1,
     lr: PositiveFloat = 4e-3,
@@ -238,14 +238,14 @@ def local_fit(
         hold: The fraction of the run in which alpha is 1 and students learn from their teachers.
         split: Parts of a batch, each an update; a batch of fewer samples has one for each.
         reuse: Passes over the parts; more than one for a small batch.
-        lr: The learning rate of the local fit; a quarter of it afterwards.
+        lr: The learning rate of the local fit; a sixteenth of it afterwards.
         settings: Any other setting of `segue.Plan`; what you give wins over the method's choice.
     """
     if "schedule" in settings:
         return _plan(sites, settings, guidance=FeatureGuidance(), distill=LogitDistillation())
     fitted: dict[str, Any] = {"lr": lr, "weight_decay": 0.0, "split": split, "reuse": reuse}
     local = Phase(name="local fit", length=hold, local=True, task=0.0, **fitted)
-    alone = (Phase(name="students alone", lr=lr / 4),) if hold < 1 else ()
+    alone = (Phase(name="students alone", lr=lr / 16, warmup=0.1, fresh=True),) if hold < 1 else ()
     return _plan(sites, settings, phases=(local, *alone), guidance=FeatureGuidance(), distill=LogitDistillation())
 
 

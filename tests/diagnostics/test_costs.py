@@ -79,7 +79,7 @@ PHASES = {
     "fitnets": [("after takeover", 20)],
     "lolcats": [("hold", 10), ("after takeover", 10)],
     "halo": [("hold", 6), ("after takeover", 14)],
-    "local_fit": [("hold", 4), ("after takeover", 16)],
+    "local_fit": [("hold", 10), ("after takeover", 10)],
     "transfer": [("hold", 15), ("after takeover", 5)],
 }
 
