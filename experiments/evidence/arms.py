@@ -20,7 +20,6 @@ OUTSIDE = (  # what is not our own: published methods, and the paper's
 )
 OURS = "local_fit"  # the recipe that `segue.methods` ships
 FLOOR = 0.1  # of the guidance, after takeover
-WITH_COINS = ("theseus_gumbel", "gumbel_dfg")  # of the further arms: the variance of their gradients is measured, too
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,8 @@ def _run(setting: Setting, case: Case, arm: Arm, seed: int, steps: int | None, a
 
 
 def _measured(run: Run, arms: str) -> bool:
-    """Whether diagnostics, which take longer than training, are of use: claims are about methods that blend or toss coins."""
-    return run.method in known_arms.WITH_COINS if arms == "further" else not any(phase.local for phase in run.plan.phases)
+    """Whether diagnostics, which take longer than training, are of use: a claim is about the variances of these methods."""
+    return run.method == "theseus_gumbel" if arms == "further" else not any(phase.local for phase in run.plan.phases)
 
 
 def _at_one_rate(runs: list[Run], tuned: Path) -> list[Run]:
