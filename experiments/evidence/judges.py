@@ -18,10 +18,11 @@ from segue.reporting.statistics import FEWEST, Interval, estimate, paired_differ
 
 Outcome = Literal["confirmed", "refuted", "open"]
 ROOT = Path(__file__).parents[2]
-RECIPES, ALONE = "recipes", "alone"  # the second: of any setting, from runs that had the machine for themselves
+RECIPES = "recipes"
+ALONE, PROTOCOL = "alone", "one_rate"  # of any setting: runs that had the machine for themselves; the paper's protocol
 FOLDERS = {  # of committed results, by setting
     RECIPES: ROOT / "experiments" / "recipes" / "results",
-    **{name: ROOT / "experiments" / "evidence" / "results" / name for name in (*SETTINGS, ALONE)},
+    **{name: ROOT / "experiments" / "evidence" / "results" / name for name in (*SETTINGS, ALONE, PROTOCOL)},
 }
 
 
@@ -35,6 +36,8 @@ class Place:
 
     @property
     def name(self) -> str:
+        if self.setting == PROTOCOL:
+            return self.group  # has the setting and the protocol
         setting = "digits (recipes)" if self.setting == RECIPES else self.setting
         return setting if self.group == "all" else f"{setting}, {self.group}"
 
@@ -76,6 +79,11 @@ class Evidence:
         found = {name: records.read_all(folder) for name, folder in folders.items() if folder.is_dir()}
         return cls(tuple(place for name, results in found.items() for place in places_of(name, results)))
 
+    @property
+    def tuned(self) -> Evidence:
+        """Without the paper's protocol, in which the arms are not tuned."""
+        return Evidence(tuple(place for place in self.places if place.setting != PROTOCOL))
+
     def of(self, *arms: str, settings: Sequence[str] = ()) -> Iterator[Place]:
         """Yield the places that have these arms; times of runs beside others are in none of them."""
         for place in self.places:
@@ -88,7 +96,7 @@ def places_of(setting: str, results: list[Result]) -> list[Place]:
     groups: dict[str, dict[str, Runs]] = {}
     for result in results:
         info = result.run_info
-        group = f"{info.experiment}, {info.group}" if setting == ALONE else info.group
+        group = f"{info.experiment}, {info.group}" if setting in (ALONE, PROTOCOL) else info.group
         groups.setdefault(group, {}).setdefault(info.method, {})[info.seed] = result
     return [Place(setting, group, arms) for group, arms in groups.items()]
 

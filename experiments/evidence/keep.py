@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from experiments.evidence.judges import ALONE
+from experiments.evidence.judges import ALONE, PROTOCOL
 from experiments.evidence.settings import SETTINGS
 from segue.lab.tune import FILE
 from segue.reporting import records
@@ -43,7 +43,7 @@ def restore(name: str, runs: Path = RUNS, here: Path = HERE) -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=(*SETTINGS, ALONE))
+    parser.add_argument("name", choices=(*SETTINGS, ALONE, PROTOCOL))
     parser.add_argument("--restore", action="store_true", help="Write kept runs back to the folder of the grid.")
     options = parser.parse_args()
     for path in (restore if options.restore else keep)(options.name):

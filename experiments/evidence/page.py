@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.evidence.arms import OURS
-from experiments.evidence.judges import ALONE, RECIPES, ROOT, Evidence, Place, best_published
+from experiments.evidence.judges import ALONE, PROTOCOL, RECIPES, ROOT, Evidence, Place, best_published
 from experiments.evidence.measures import FINAL, Runs, work
 from segue.lab.report import figures
 from segue.lab.report.curves import Line, gather
@@ -29,12 +29,18 @@ NOTES = {
     "minilm": " Work is judged on 256 sentences, the score at the end on all 872.",
 }
 TITLES = {"cifar100": "CIFAR-100", "minilm": "MiniLM", "fashion": "Fashion-MNIST", "stories": "stories15M"}
+ONE_RATE = "Every phase of every arm has the rate that suits swap and train best; all other settings are as above, untuned."
 WORK, END_OF_RUN = "work until 95 % is held", "score at the end"
 
 
 def shown(evidence: Evidence) -> list[Place]:
     """Return the places of the page: those tuned for each arm, with all their seeds."""
-    return [place for place in evidence.places if place.setting not in (RECIPES, ALONE) and place.has(OURS)]
+    return [place for place in evidence.places if place.setting not in (RECIPES, ALONE, PROTOCOL) and place.has(OURS)]
+
+
+def at_one_rate(evidence: Evidence) -> list[Place]:
+    """Return the places of the paper's protocol."""
+    return [place for place in evidence.places if place.setting == PROTOCOL and place.has(OURS)]
 
 
 def spent(runs: Runs, fraction: float = 0.95) -> tuple[Interval | None, int]:
@@ -186,8 +192,8 @@ def _logarithmic(axes: Any, text: str) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def markdown(places: list[Place]) -> str:
-    """Write what stands between the markers: the summary, then a figure and the tables of each setting."""
+def markdown(places: list[Place], protocol: list[Place]) -> str:
+    """Write what stands between the markers: the summary, a figure and the tables of each setting, the paper's protocol."""
     cheapest = "Where no other method gets there, the one with the cheapest run stands for them: it bounds the ratio least."
     lines = ["## All settings", "", *summary(places), "", cheapest, ""]
     for setting, found in by_setting(places).items():
@@ -198,10 +204,17 @@ def markdown(places: list[Place]) -> str:
             "",
         ]
         for place in found:
-            seeds = len(place.arms[OURS])
-            note = NOTES.get(setting, "")
-            lines += [f"**{place.name}**: teacher {percent(place.teacher)}, {seeds} seeds.{note}", "", *table(place), ""]
+            lines += [_caption(place), "", *table(place), ""]
+    if protocol:
+        lines += ["## The paper's protocol: one rate for all", "", ONE_RATE, ""]
+        for place in protocol:
+            lines += [_caption(place), "", *table(place), ""]
     return "\n".join(lines)
+
+
+def _caption(place: Place) -> str:
+    seeds, note = len(place.arms[OURS]), NOTES.get(place.setting, "")
+    return f"**{place.name}**: teacher {percent(place.teacher)}, {seeds} seeds.{note}"
 
 
 def by_setting(places: list[Place]) -> dict[str, list[Place]]:
@@ -222,11 +235,12 @@ def parts(page: str) -> tuple[str, str, str]:
 
 
 def main() -> None:
-    places = shown(Evidence.read())
+    evidence = Evidence.read()
+    places = shown(evidence)
     for setting, found in by_setting(places).items():
         print(draw(found, figure_of(setting)).relative_to(ROOT))
     head, _, tail = parts(PAGE.read_text(encoding="utf-8"))
-    print(records.write_file(f"{head}\n\n{markdown(places)}\n{tail}", PAGE).relative_to(ROOT))
+    print(records.write_file(f"{head}\n\n{markdown(places, at_one_rate(evidence))}\n{tail}", PAGE).relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -131,6 +131,18 @@ def test_committed_evidence_is_of_the_configurations_of_today(setting):
     assert found.items() <= expected.items()
 
 
+@pytest.mark.skipif(not judges.FOLDERS[judges.PROTOCOL].is_dir(), reason="not measured yet")
+def test_committed_runs_at_one_rate_are_of_the_configurations_of_today():
+    kept = records.read_all(judges.FOLDERS[judges.PROTOCOL])
+    found = {(one.run_info.experiment, one.run_info.name): one.run_info.config_hash for one in kept}
+    expected = {
+        (setting, run.name): config_hash(run)
+        for setting in {setting for setting, _ in found}
+        for run in runs(setting, one_rate=str(ROOT / "experiments" / "evidence" / "tuned" / f"{setting}.json"))
+    }
+    assert found.items() <= expected.items()
+
+
 def test_the_page_is_what_the_committed_results_say(evidence):
     assert claims.PAGE.read_text(encoding="utf-8") == claims.markdown(evidence)
 
@@ -255,7 +267,7 @@ def test_the_page_of_results_is_that_of_the_committed_results(evidence):
     places = page.shown(evidence)
     assert places
     _, inside, _ = page.parts(page.PAGE.read_text(encoding="utf-8"))
-    assert inside.strip() == page.markdown(places).strip()
+    assert inside.strip() == page.markdown(places, page.at_one_rate(evidence)).strip()
     assert all(page.figure_of(place.setting).is_file() for place in places)
 
 
