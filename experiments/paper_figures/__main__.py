@@ -2,7 +2,7 @@
 
 Command:  python -m experiments.paper_figures    (writes into this folder; --results FOLDER for others, --out DIR)
 
-The results are those of CIFAR-100 if plain DCR and Theseus are among them, else those of digits.
+Figures are of CIFAR-100, the paper's data; the table is of digits, where the variances of gradients are measured.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def accuracy_figure(place: Place) -> Any:
         scale, label = {"epoch": (1, "epoch"), "flops": (1e12, "TFLOPs, teachers included"), "seconds": (1, "seconds")}[axis]
         for name, line in lines.items():
             _draw(axes, [value / scale for value in getattr(line, axis)], line.overall["students"], name)
-        axes.axhline(place.teacher, color="#222222", linewidth=0.8, linestyle=(0, (4, 2)))
+        axes.axhline(place.teacher_eval, color="#222222", linewidth=0.8, linestyle=(0, (4, 2)))
         axes.set_xlabel(label)
     place_of_name = {"xycoords": ("axes fraction", "data"), "xytext": (0, 2), "textcoords": "offset points"}
-    panels[0].annotate("teacher", (1.0, place.teacher), ha="right", va="bottom", **place_of_name)
+    panels[0].annotate("teacher", (1.0, place.teacher_eval), ha="right", va="bottom", **place_of_name)
     panels[0].set_ylabel(f"{runs[0].train_info.score}, students alone")
     return drawn
 
@@ -122,31 +122,32 @@ def table(place: Place) -> str:
     )
 
 
-def build(results: Path, out: Path) -> list[Path]:
-    """Write the figures and the table of the first group of some results; return their files."""
-    place = places_of(results.name, records.read_all(results))[0]
+def place_in(results: Path) -> Place:
+    """Return the group of some results that has the paper's methods, or the first."""
+    places = places_of(results.name, records.read_all(results))
+    return next((place for place in places if place.has("dcr", "theseus")), places[0])
+
+
+def build(results: Path, variances: Path, out: Path) -> list[Path]:
+    """Write the figures of some results and the table of others; return their files."""
+    place = place_in(results)
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     with figures.settings():
         for name, draw in (("figure1", cosine_figure), ("figure2", accuracy_figure)):
             paths.append(out / f"{name}.pdf")
             draw(place).savefig(paths[-1], metadata={"CreationDate": None, "Producer": None})  # the same runs, the same file
-    paths.append(records.write_file(table(place), out / "table1.tex"))
+    paths.append(records.write_file(table(place_in(variances)), out / "table1.tex"))
     return paths
-
-
-def known() -> Path:
-    """Return the committed results with the paper's own arms: of its data set if there are any."""
-    first = places_of("cifar100", records.read_all(FOLDERS["cifar100"]))[0]
-    return FOLDERS["cifar100" if first.has("dcr", "theseus") else "digits"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=known(), help="Folder of packed results.")
+    parser.add_argument("--results", type=Path, default=FOLDERS["cifar100"], help="Packed results, for the figures.")
+    parser.add_argument("--variances", type=Path, default=FOLDERS["digits"], help="Packed results, for the table.")
     parser.add_argument("--out", type=Path, default=HERE, help="Folder of the figures and the table.")
     options = parser.parse_args()
-    for path in build(options.results, options.out):
+    for path in build(options.results, options.variances, options.out):
         print(path)
 
 

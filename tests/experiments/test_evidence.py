@@ -259,7 +259,7 @@ def test_the_answer_has_the_score_of_every_arm_at_the_end(evidence, name):
     head, _, _ = page.parts(page.PAGE.read_text(encoding="utf-8"))
     said = set(re.findall(r"\d+\.\d", head))
     ends = {f"{100 * sum(map(measures.final, runs.values())) / len(runs):.1f}" for runs in place.arms.values()}
-    assert len(ends) == 5
+    assert len(ends) >= 5
     assert ends <= said
 
 
