@@ -131,6 +131,8 @@ def draw(places: list[Place], path: Path) -> Path:
         for place, (left, right) in zip(places, figure.subplots(len(places), 2, squeeze=False), strict=True):
             _curves(left, place)
             _needs(right, place)
+        known = {line.get_label(): line for axes in figure.axes[::2] for line in axes.get_legend_handles_labels()[0]}
+        figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=7)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=140, metadata={"Software": None})
     return path
@@ -159,7 +161,6 @@ def _curves(axes: Any, place: Place) -> None:
     axes.set_ylabel("score of the students alone")
     where: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     axes.annotate("teacher, 95 % of it", (1.0, place.teacher_eval), (0, 3), ha="right", fontsize=6, **where)
-    axes.legend(framealpha=0.85, edgecolor="none", fontsize=6, loc="best")
 
 
 def _needs(axes: Any, place: Place) -> None:
