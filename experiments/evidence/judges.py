@@ -36,8 +36,8 @@ class Place:
 
     @property
     def name(self) -> str:
-        if self.setting == PROTOCOL:
-            return self.group  # has the setting and the protocol
+        if self.setting in (ALONE, PROTOCOL):  # the group has the setting
+            return self.group if self.setting == PROTOCOL else f"{self.group}, alone on the machine"
         setting = "digits (recipes)" if self.setting == RECIPES else self.setting
         return setting if self.group == "all" else f"{setting}, {self.group}"
 
@@ -96,7 +96,9 @@ def places_of(setting: str, results: list[Result]) -> list[Place]:
     groups: dict[str, dict[str, Runs]] = {}
     for result in results:
         info = result.run_info
-        group = f"{info.experiment}, {info.group}" if setting in (ALONE, PROTOCOL) else info.group
+        group = info.group
+        if setting in (ALONE, PROTOCOL):
+            group = info.experiment if group == "all" else f"{info.experiment}, {group}"
         groups.setdefault(group, {}).setdefault(info.method, {})[info.seed] = result
     return [Place(setting, group, arms) for group, arms in groups.items()]
 

@@ -16,7 +16,7 @@ from segue.lab.report import figures
 from segue.lab.report.curves import Line, gather
 from segue.lab.report.tables import as_table
 from segue.reporting import records
-from segue.reporting.formatting import NOTHING, flops, interval, work_unit
+from segue.reporting.formatting import NOTHING, duration, flops, interval, work_unit
 from segue.reporting.palette import line_styles
 from segue.reporting.statistics import Interval, estimate, paired_ratio
 
@@ -29,6 +29,7 @@ NOTES = {
     "minilm": " Work is judged on 256 sentences, the score at the end on all 872.",
 }
 TITLES = {"cifar100": "CIFAR-100", "minilm": "MiniLM", "fashion": "Fashion-MNIST", "stories": "stories15M"}
+ON_THE_CLOCK = "One thread of a machine with two cores, nothing else running; without evaluations."
 ONE_RATE = "Every phase of every arm has the rate that suits swap and train best; all other settings are as above, untuned."
 WORK, END_OF_RUN = "work until 95 % is held", "score at the end"
 
@@ -38,14 +39,14 @@ def shown(evidence: Evidence) -> list[Place]:
     return [place for place in evidence.places if place.setting not in (RECIPES, ALONE, PROTOCOL) and place.has(OURS)]
 
 
-def at_one_rate(evidence: Evidence) -> list[Place]:
-    """Return the places of the paper's protocol."""
-    return [place for place in evidence.places if place.setting == PROTOCOL and place.has(OURS)]
+def others(evidence: Evidence, setting: str) -> list[Place]:
+    """Return the places of the paper's protocol, or those of runs that had the machine for themselves."""
+    return [place for place in evidence.places if place.setting == setting and place.has(OURS)]
 
 
-def spent(runs: Runs, fraction: float = 0.95) -> tuple[Interval | None, int]:
+def spent(runs: Runs, fraction: float = 0.95, axis: str = "flops") -> tuple[Interval | None, int]:
     """Return the geometric mean of the operations until a fraction is held, and how many runs never hold it."""
-    found = [work(run, fraction) for run in runs.values()]
+    found = [work(run, fraction, axis) for run in runs.values()]
     missing = sum(not one.reached for one in found)
     return (None if missing else paired_ratio([(one.spent, 1.0) for one in found])), missing
 
@@ -93,12 +94,26 @@ def _final(runs: Runs) -> str:
     return f"{100 * found.mean:.1f}{half} %" + ("" if divergence is None else f", KL {divergence.mean:.4f}")
 
 
-def _against(place: Place, arm: str) -> str:
+def times(place: Place) -> list[str]:
+    """Write how long every arm takes to hold 95 %, and a complete run, by runs that had the machine for themselves."""
+    rows = []
+    for name in in_order(place):
+        runs = place.arms[name]
+        until, missing = spent(runs, axis="seconds")
+        whole = estimate([run.train_info.points[-1].seconds for run in runs.values()])
+        assert whole is not None
+        reached = _short(until, " s") if until else "never" if missing == len(runs) else f"never in {missing} of {len(runs)}"
+        rows.append([label(place, name), reached, duration(whole.mean), _against(place, name, "seconds")])
+    return as_table(["arm", "time until 95 % is held", "the run", "our time over this arm's"], rows)
+
+
+def _against(place: Place, arm: str, axis: str = "flops") -> str:
     """Return the ratio of the work of our recipe to that of an arm; one that never gets there has spent all of its run."""
     ours, theirs = place.arms[OURS], place.arms[arm]
     if arm == OURS or spent(ours)[1]:
         return NOTHING
-    pairs = [(work(ours[seed], 0.95).spent, work(theirs[seed], 0.95).spent) for seed in sorted(ours.keys() & theirs.keys())]
+    seeds = sorted(ours.keys() & theirs.keys())
+    pairs = [(work(ours[seed], 0.95, axis).spent, work(theirs[seed], 0.95, axis).spent) for seed in seeds]
     found = paired_ratio(pairs)
     bound = "at most " if spent(theirs)[1] else ""
     return NOTHING if found is None else bound + _short(found)
@@ -193,8 +208,9 @@ def _logarithmic(axes: Any, text: str) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def markdown(places: list[Place], protocol: list[Place]) -> str:
+def markdown(evidence: Evidence) -> str:
     """Write what stands between the markers: the summary, a figure and the tables of each setting, the paper's protocol."""
+    places = shown(evidence)
     cheapest = "Where no other method gets there, the one with the cheapest run stands for them: it bounds the ratio least."
     lines = ["## All settings", "", *summary(places), "", cheapest, ""]
     for setting, found in by_setting(places).items():
@@ -206,10 +222,14 @@ def markdown(places: list[Place], protocol: list[Place]) -> str:
         ]
         for place in found:
             lines += [_caption(place), "", *table(place), ""]
-    if protocol:
-        lines += ["## The paper's protocol: one rate for all", "", ONE_RATE, ""]
-        for place in protocol:
-            lines += [_caption(place), "", *table(place), ""]
+    for heading, note, setting, write in (
+        ("The paper's protocol: one rate for all", ONE_RATE, PROTOCOL, table),
+        ("Wall clock", ON_THE_CLOCK, ALONE, times),
+    ):
+        if found := others(evidence, setting):
+            lines += [f"## {heading}", "", note, ""]
+        for place in found:
+            lines += [_caption(place), "", *write(place), ""]
     return "\n".join(lines)
 
 
@@ -241,7 +261,7 @@ def main() -> None:
     for setting, found in by_setting(places).items():
         print(draw(found, figure_of(setting)).relative_to(ROOT))
     head, _, tail = parts(PAGE.read_text(encoding="utf-8"))
-    print(records.write_file(f"{head}\n\n{markdown(places, at_one_rate(evidence))}\n{tail}", PAGE).relative_to(ROOT))
+    print(records.write_file(f"{head}\n\n{markdown(evidence)}\n{tail}", PAGE).relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -2,16 +2,18 @@
 
 Command:  python -m experiments.paper_figures    (writes into this folder; --results FOLDER for others, --out DIR)
 
-Figures are of CIFAR-100, the paper's data; the table is of digits, where the variances of gradients are measured.
+Figures are of CIFAR-100, the paper's data; the table is of digits, where the variances of gradients are measured. Figure 2 over
+time (figure2_time.pdf) is of runs that had the machine for themselves.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.evidence.judges import FOLDERS, Place, places_of
+from experiments.evidence.judges import ALONE, FOLDERS, Place, places_of
 from experiments.evidence.measures import shown_sites
 from segue.lab.report import figures, table_one
 from segue.lab.report.curves import Line, gather
@@ -50,11 +52,10 @@ def cosine_figure(place: Place) -> Any:
     return drawn
 
 
-def accuracy_figure(place: Place) -> Any:
-    """Draw figure 2: the score of the students alone over epochs, operations and, of runs alone on the machine, time."""
+def accuracy_figure(place: Place, along: Sequence[str] = ("epoch", "flops")) -> Any:
+    """Draw figure 2: the score of the students alone over epochs, operations, or seconds."""
     lines = lines_of(place)
     runs = [run for name in lines for run in place.arms[name].values()]
-    along = ["epoch", "flops"] + (["seconds"] if all(run.run_info.config.get("alone") for run in runs) else [])
     drawn, panels = _panels(len(along), place, list(lines))
     for axes, axis in zip(panels, along, strict=True):
         scale, label = {"epoch": (1, "epoch"), "flops": (1e12, "TFLOPs, teachers included"), "seconds": (1, "seconds")}[axis]
@@ -134,9 +135,12 @@ def build(results: Path, variances: Path, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     with figures.settings():
-        for name, draw in (("figure1", cosine_figure), ("figure2", accuracy_figure)):
+        drawn = {"figure1": cosine_figure(place), "figure2": accuracy_figure(place)}
+        if FOLDERS[ALONE].is_dir():
+            drawn["figure2_time"] = accuracy_figure(place_in(FOLDERS[ALONE]), ("epoch", "seconds"))
+        for name, figure in drawn.items():
             paths.append(out / f"{name}.pdf")
-            draw(place).savefig(paths[-1], metadata={"CreationDate": None, "Producer": None})  # the same runs, the same file
+            figure.savefig(paths[-1], metadata={"CreationDate": None, "Producer": None})  # the same runs, the same file
     paths.append(records.write_file(table(place_in(variances)), out / "table1.tex"))
     return paths
 

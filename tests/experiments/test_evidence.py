@@ -267,7 +267,7 @@ def test_the_page_of_results_is_that_of_the_committed_results(evidence):
     places = page.shown(evidence)
     assert places
     _, inside, _ = page.parts(page.PAGE.read_text(encoding="utf-8"))
-    assert inside.strip() == page.markdown(places, page.at_one_rate(evidence)).strip()
+    assert inside.strip() == page.markdown(evidence).strip()
     assert all(page.figure_of(place.setting).is_file() for place in places)
 
 
@@ -326,8 +326,9 @@ def test_a_grid_resumes_after_the_runs_that_are_kept(digits, tmp_path):
 def test_seconds_are_those_of_runs_that_had_the_machine_for_themselves(digits):
     judge = judges.earlier("local_fit", "dcr_dfg", axis="seconds")
     assert judge(Evidence((digits,))) == []
-    (finding,) = judge(Evidence((replace(digits, setting="alone"),)))
-    assert (finding.place, finding.seeds) == ("alone", 5)
+    (alone,) = judges.places_of(judges.ALONE, [run for runs in digits.arms.values() for run in runs.values()])
+    (finding,) = judge(Evidence((alone,)))
+    assert (finding.place, finding.seeds) == ("digits, alone on the machine", 5)
     assert "times the work of `dcr_dfg`" in finding.text
 
 
