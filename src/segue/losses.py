@@ -1,8 +1,8 @@
 """Losses that pull a student towards its teacher.
 
 A guidance is any function (teacher output, student output, padding mask or None) -> scalar, applied at every site and summed.
-The built-in ones also carry a weight (lambda) and a schedule for it; aggr20 is the default, as in the paper, because a
-guidance that keeps its full weight after takeover works against the task.
+The built-in ones also carry a weight (lambda) and a schedule for it; aggr20 is the default, as in the paper: the guidance
+fades, so that it does not work against the task after takeover.
 """
 
 from __future__ import annotations
