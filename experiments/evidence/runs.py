@@ -59,8 +59,7 @@ def runs(
         for arm in arms_of(case.start)
         if not only or arm.name in only.split(",")
     ]
-    shared = not (one_rate or alone)
-    made = [run if shared and _measured(run, arms) else replace(run, diagnostics=()) for run in made]
+    made = [run if _measured(run, arms) and not one_rate else replace(run, diagnostics=()) for run in made]
     return _at_one_rate(made, Path(one_rate)) if one_rate else made
 
 

@@ -89,7 +89,7 @@ def test_one_rate_for_all_is_that_of_student_only_training(tmp_path):
 
 
 def test_a_run_that_has_the_machine_for_itself_is_the_same_run():
-    (shared,), (alone,) = (runs("digits", seeds=1, only="halo", alone=value) for value in (False, True))
+    (shared,), (alone,) = (runs("digits", seeds=1, only="dcr", alone=value) for value in (False, True))
     assert (shared.alone, alone.alone) == (False, True)
     assert config_hash(shared) == config_hash(alone)
 

@@ -293,6 +293,19 @@ def test_a_log_that_lost_its_last_evaluation_does_not_lose_the_final_score(place
     assert again.teacher_eval == undisturbed.train_info.teacher_eval  # the first one, which shows the original, is lost too
 
 
+def test_a_run_that_is_timed_is_the_same_without_diagnostics(finished, place):
+    timed = run(dataclasses.replace(config_of("theseus"), alone=True), place / "timed")
+    measured = ("gate_variance", "gate_variance_error", "data_variance", "predicted_variance")
+    points = finished["theseus"].train_info.points
+    assert all(getattr(points[0], name) for name in measured)
+    without = [dataclasses.replace(point, **{name: {} for name in measured}) for point in points]
+    same = dataclasses.replace(finished["theseus"].train_info, points=without)
+    wanted = numbers(dataclasses.replace(finished["theseus"], train_info=same))
+    wanted["run_info"]["config"]["alone"] = True
+    assert numbers(timed) == wanted
+    assert timed.run_info.config_hash == finished["theseus"].run_info.config_hash
+
+
 def test_the_original_is_scored_where_no_evaluation_shows_it(place):
     train = run(config("student_only", recipe=Recipe(steps=2, lr=1e-2), evaluations=1), place / "alone").train_info
     assert train.points[0].alpha == 0

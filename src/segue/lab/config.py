@@ -87,7 +87,7 @@ class Run:
     seed: Seed = 0
     reference: str | None = None  # the method that the experiment compares the others with, named beforehand
     choice: Choice | None = None  # how the settings were chosen; None: by hand
-    alone: bool = False  # it has the machine for itself: its seconds can be compared with those of others
+    alone: bool = False  # it has the machine for itself, for its seconds: without diagnostics, which change no result
 
     @property
     def name(self) -> str:

@@ -202,7 +202,8 @@ def _replace(
     few = next(iter(loaded.validation))
     few = mapped(lambda tensor: tensor[:DRIFT_EXAMPLES].to(device), few)
     drift = Drift(model, select(model, config.plan.sites), few, config.task.loss)
-    recorder = Recorder(islice(batches, MINIBATCHES), config.task.loss, config.diagnostics)
+    diagnostics = () if config.alone else config.diagnostics
+    recorder = Recorder(islice(batches, MINIBATCHES), config.task.loss, diagnostics)
     return fit(
         model,
         config.plan,
